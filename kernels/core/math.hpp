@@ -101,8 +101,11 @@ CA_HOST_DEVICE float fast_log2(float x) {
 #endif
 }
 
-// tanh(x) of |x| <= kSmallTanh, an odd polynomial: to 1e-7 absolute. It takes six
-// instructions, and none of the unit that computes exponentials, which bounds a softmax.
+// tanh(x) to 2e-7 absolute: 1 - 2 / (1 + e^2x). An exponential that overflows gives 1.
+CA_HOST_DEVICE float fast_tanh(float x) {
+  return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(2.0f * kLog2e * x));
+}
+// tanh(x) of |x| <= kSmallTanh, an odd polynomial: to 1e-7 absolute, without exponentials.
 inline constexpr float kSmallTanh = 0.625f;
 CA_HOST_DEVICE float small_tanh(float x) {
   float const square = x * x;
@@ -111,16 +114,6 @@ CA_HOST_DEVICE float small_tanh(float x) {
   y = y * square + 0.133020088f;
   y = y * square - 0.33331874f;
   return y * (square * x) + x;
-}
-// tanh(x) to 2e-7 absolute: 1 - 2 / (1 + e^2x). An exponential that overflows gives 1.
-CA_HOST_DEVICE float exact_tanh(float x) {
-  return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(2.0f * kLog2e * x));
-}
-// small_tanh() where that holds, else exact_tanh(), so that a caller may choose small_tanh() for
-// the numbers of a warp together without changing a bit.
-CA_HOST_DEVICE float fast_tanh(float x) {
-  float const y = exact_tanh(x);
-  return fabsf(x) <= kSmallTanh ? small_tanh(x) : y;
 }
 
 }  // namespace cutlass_attn

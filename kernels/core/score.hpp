@@ -115,11 +115,7 @@ struct Score {
   template <int kRows, int kKeys, class Read, class X, class Place>
   CA_HOST_DEVICE void apply(Read const& rows, X&& x, Place const& place) const {
     if constexpr (kHasSoftcap && !kHasBias) {
-      if constexpr (std::decay_t<Place>::kSavesRegisters) {
-        apply_exact_softcap<kRows * kKeys>(x);
-      } else {
-        apply_softcap<kRows * kKeys>(x, [&](bool is_so) { return place.any(is_so); });
-      }
+      apply_softcap<typename std::decay_t<Place>::Machine, kRows * kKeys>(x);
     }
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
@@ -145,35 +141,34 @@ struct Score {
   }
 
   // Softcap of kCount products x(i). A call without a softcap jumps over it: that takes fewer
-  // registers than a select, but the instructions do not mix with the code around it.
-  //   any():    whether something holds for a lane of the warp; all lanes call this
-  //   kScales:  whether the result is in the units of the next terms
-  template <int kCount, bool kScales = kAdds, class X, class Any>
-  CA_HOST_DEVICE void apply_softcap(X&& x, Any&& any) const {
+  // registers than a select, but the instructions do not mix with the code around it. kScales:
+  // whether the result is in the units of the next terms.
+  template <class Arch, int kCount, bool kScales = kAdds, class X>
+  CA_HOST_DEVICE void apply_softcap(X&& x) const {
     CA_UNROLL
     for (int i = 0; i < kCount; ++i) x(i) *= inner;
     unpredicated_if(cap > 0.0f, [&] {
-      float largest = 0.0f;
-      CA_UNROLL
-      for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
-      // Products far below the cap, usually all of them, need no exponentials.
-      int const is_small = !any(!(largest <= kSmallTanh));
-      unpredicated_if(is_small, [&] {
-        tanh_of_all<kCount, kScales>(x, [](float y) { return small_tanh(y); });
-      });
-      unpredicated_if(!is_small, [&] {
+      // Beside wgmma, exponentials bound a kernel. Products far below the cap, usually all of a
+      // warp's, need none. A product's own size decides about its bits. ALiBi leaves no registers
+      // for two codes: d128 would have 72 bytes of local memory.
+      if constexpr (Arch::kHasWgmma && !kHas<Alibi>) {
+        float largest = 0.0f;
+        CA_UNROLL
+        for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
+        int const is_small = !Arch::any(!(largest <= kSmallTanh));
+        unpredicated_if(is_small, [&] {
+          tanh_of_all<kCount, kScales>(x, [](float y) { return small_tanh(y); });
+        });
+        unpredicated_if(!is_small, [&] {
+          tanh_of_all<kCount, kScales>(x, [](float y) {
+            float const any_size = fast_tanh(y);
+            return fabsf(y) <= kSmallTanh ? small_tanh(y) : any_size;
+          });
+        });
+      } else {
         tanh_of_all<kCount, kScales>(x, [](float y) { return fast_tanh(y); });
-      });
+      }
     });
-  }
-
-  // As above, for kernels without registers for a choice.
-  template <int kCount, class X>
-  CA_HOST_DEVICE void apply_exact_softcap(X&& x) const {
-    CA_UNROLL
-    for (int i = 0; i < kCount; ++i) x(i) *= inner;
-    unpredicated_if(cap > 0.0f,
-                    [&] { tanh_of_all<kCount, kAdds>(x, [](float y) { return exact_tanh(y); }); });
   }
 
   // One product with softcap and bias: everything before the remaining terms.

@@ -179,8 +179,7 @@ struct BackwardScores {
       apply_general(x, slope, at, slice, lane);
     } else {
       if constexpr (Score::kHasSoftcap) {
-        score.template apply_softcap<Slice::kSize, false>(
-            x, [](bool is_so) { return Arch::any(is_so); });
+        score.template apply_softcap<Arch, Slice::kSize, false>(x);
         if constexpr (kAddsToSoftcap<Score>) {  // slopes are kept, rounded, for the other terms
           for_all([&](int m, int n, int i) { slope(i, m, n) = slope_of_softcap(x(i, m, n)); });
           Products::pack(slope, given.products);

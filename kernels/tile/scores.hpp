@@ -138,6 +138,7 @@ struct FragmentScores {
 
   // Positions of a thread's logits, with the interface that terms expect.
   struct Logits {
+    using Machine = Arch;
     FragmentScores const& scores;
     Place place;
     int first_key;
@@ -153,8 +154,6 @@ struct FragmentScores {
       return tile.head_q + tile.row_begin + place.row(i) - query(i) * tile.heads;
     }
     CUTE_DEVICE int row(int i) const { return place.row(i); }
-    static constexpr bool kSavesRegisters = kIsTight;
-    CUTE_DEVICE static bool any(bool is_so) { return Arch::any(is_so); }  // in a lane of the warp
     CUTE_DEVICE Logits again() const { return {scores, {opaque(place.thread)}, first_key}; }
     CUTE_DEVICE int key(int j) const { return first_key + scores.place.column(j); }
     CUTE_DEVICE SeqLens lens() const { return scores.tile.seq.lens(scores.p); }

@@ -3,7 +3,6 @@
 
     run_mutants.py --unit sm80 --compile-commands BUILD/compile_commands.json
                    --harness BUILD/.../libsimt_races.a --work DIR [--jobs N] [--only TEXT]
-                   [--parts N]
 
 A bug is an edit of one header of kernels/. Edited headers go into a folder that comes before
 kernels/ on the include path, and only the unit's own source (SOURCES) is compiled anew, by the
@@ -14,8 +13,6 @@ environment says which one is there: compiling takes most of the time.
 The program (test_races.cpp under ThreadSanitizer) has to fail with every bug: by a wrong number, an
 error of the engine or a data race. Without a bug it has to pass. A bug whose text is not exactly
 once in its header, or that does not compile, is an error as well. Exit status 1 for any of this.
-
-With --parts 3 a third of the bugs is planted, another third with another commit.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,21 +162,6 @@ def load(unit: str, only: str) -> list[Mutant]:
         if only in mutant.name:
             mutants.append(mutant)
     return mutants
-
-
-def checked_out() -> str:
-    """The commit of this checkout, empty if it is none."""
-    command = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def part(mutants: list[Mutant], parts: int, commit: str) -> list[Mutant]:
-    """One of that many parts of the mutants, by the commit, and the kernels as they are."""
-    mine = zlib.crc32(commit.encode()) % parts
-    return [m for m in mutants if m.number == 0 or m.number % parts == mine]
 
 
 def pack(mutants: list[Mutant]) -> tuple[list[Program], dict[str, str]]:
@@ -326,14 +307,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="mutants whose name contains this")
-    parser.add_argument("--parts", type=int, default=1, help="plants one of that many parts")
     options = parser.parse_args(arguments)
 
     start = time.monotonic()
     try:
-        all_mutants = load(options.unit, options.only)
-        mutants = part(all_mutants, options.parts, checked_out())
-        programs, texts = pack(mutants)
+        programs, texts = pack(load(options.unit, options.only))
         command, source = compile_command(options.unit, options.compile_commands)
         given = [of.get(options.unit, ()) for of in (ARGUMENTS, ARGUMENTS_WITHOUT_BUG)]
         workshop = Workshop(command, source, options.harness, options.work, *given)
@@ -372,8 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
             runs += [pool.submit(verdict, binary, mutant) for mutant in builds[build].mutants]
         for run in as_completed(runs):
             report(*run.result())
-    planted = f"{len(mutants) - 1} of {len(all_mutants) - 1} bugs in {len(programs)} programs"
-    print(f"{planted}, {failures} failures, {time.monotonic() - start:.0f} s")
+    print(f"{len(programs)} programs, {failures} failures, {time.monotonic() - start:.0f} s")
     return 1 if failures else 0
 
 

@@ -46,6 +46,12 @@ TEST(few) {
   to_the_left.alibi = "h", to_the_left.causal = true, to_the_left.softcap = 30;
   to_the_left.magnitude = 40;
   sm90_case::check_case<Large>(to_the_left, DType::kFloat16, runs);
+  Case capped = of("softcap, logits around it in some warps", 64, 100, 300);
+  capped.softcap = 30, capped.magnitude = 5.5;
+  sm90_case::check_case<Large>(capped, DType::kFloat16, runs);
+  capped.name = "softcap, logits around it in all warps";
+  capped.softcap = 3, capped.magnitude = 4;
+  sm90_case::check_case<Large>(capped, DType::kFloat16, runs);
   sm90_case::check_case<Large>(of("a warpgroup without rows", 64, 40, 900), DType::kFloat16, runs);
   Case tight = of("two tiles of a block, large scores", 256, 130, 440);
   tight.magnitude = 40;
