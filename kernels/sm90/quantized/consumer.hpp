@@ -40,7 +40,8 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   static constexpr bool kKeepsSums = Score::kIsIdentity;
   // Whether scales of the rows stay in registers, and the scale of keys is read a key block early
   // (read where it is needed, it delayed a key block by 7 to 12 % on an H200). With three
-  // warpgroups that takes local memory; reading rows' scales takes 15 instructions of 340 at D = 128.
+  // warpgroups that takes local memory; reading rows' scales takes 15 instructions of 340 at
+  // D = 128.
   static constexpr bool kKeepsScales = Config::kGroups < 3;
 
   typename Config::Params const& params;
