@@ -395,15 +395,18 @@ void Call::read_options(Arguments const& given, bool memory) {
     DType const like_q = p.q.dtype;
     if (!(x.dtype == q.dtype) && !(x.dtype == kFloat32)) {
       std::string const name = name_of(like_q);
-      refuse_dtype("bias", x, name + " like q" + (like_q == DType::kFloat32 ? "" : ", or float32"));
+      refuse_dtype("bias", x, name + " like q" + (like_q == DType::kFloat32 ? "" : ", or float32"),
+                   x.dtype.code == dlpack::kBool ? "; a bool mask is the option mask" : "");
     }
     get_dtype(x, p.logits.bias_dtype);
   }
   if (has_value(given.mask)) {
     View const x = read_option("mask", given.mask, memory);
     p.mask.elements = read_per_logit("mask", x);
-    if (x.dtype.code != dlpack::kBool)
-      refuse_dtype("mask", x, "bool, True where a query sees a key");
+    if (x.dtype.code != dlpack::kBool) {
+      refuse_dtype("mask", x, "bool, True where a query sees a key",
+                   "; what is added to the logits is the option bias");
+    }
   }
 
   int64_t const heads = p.num_heads_q;

@@ -41,10 +41,11 @@ inline std::string attribute(PyObject* x, char const* name) {
   return pybind11::str(pybind11::getattr(pybind11::handle(x), name, pybind11::none()));
 }
 
-// "numpy.ndarray" of an array
+// "numpy.ndarray" of an array, "list" of a list
 inline std::string type_name(PyObject* x) {
   auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(x));
-  return attribute(type, "__module__") + "." + attribute(type, "__qualname__");
+  std::string const module = attribute(type, "__module__");
+  return (module == "builtins" ? "" : module + ".") + attribute(type, "__qualname__");
 }
 
 // "(2, 4)" of an array with such a shape

@@ -192,8 +192,10 @@ std::string tuple_text(Shape const& shape) {
   return text + (shape.ndim == 1 ? ",)" : ")");
 }
 
-[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed) {
-  raise(PyExc_ValueError, std::string(name) + " must be " + allowed + ", got " + dtype_text(x));
+[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed,
+                               char const* hint) {
+  raise(PyExc_ValueError,
+        std::string(name) + " must be " + allowed + ", got " + dtype_text(x) + hint);
 }
 
 void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed) {

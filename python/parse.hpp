@@ -61,7 +61,9 @@ inline bool has_shape(View const& x, std::initializer_list<int64_t> shape) {
 // Returns false if the library does not have the dtype.
 bool get_dtype(View const& x, DType& dtype);
 
-[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed);
+// `hint`: what to do instead, from the semicolon on.
+[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed,
+                               char const* hint = "");
 void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed);
 void require_writable(char const* name, View const& x);
 void require_memory(char const* name, View const& x);  // may also raise NoMemory

@@ -61,7 +61,7 @@ constexpr Counted kCounts[] = {
      [](Variant const& v, Problem const& p, DeviceInfo const& device) {
        return blocks_per_sm(p, v.kernel->op, v.block_m, device);
      }},
-    {&CallRanges::splits, "keys in %s split(s)",
+    {&CallRanges::splits, "keys in %s split",
      [](Variant const& v, Problem const& p, DeviceInfo const& device) {
        return float(splits_of(v, p, device));
      }},

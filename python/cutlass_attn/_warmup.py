@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import jit
+from . import _C, jit
 from ._call.keywords import refusal
 from ._explain import explain, parameters_of
 from .devices import CUDA, parse_device
@@ -41,8 +41,8 @@ def warmup(
             stand for all their entries; or names of kernels, which stand for all their variants
             that are not in the build.
         device: an ordinal, "cuda" or "cuda:1" for a GPU that is present, onto which kernels are
-            also loaded; an architecture such as "sm_89" to compile into the cache only. None: the
-            device of q, or GPU 0.
+            also loaded; "sm_89" or a product such as "RTX 4090" to compile into the cache only.
+            None: the device of q, or GPU 0.
         grad: also compile the kernels of the gradients of q, k and v.
         progress: called before each entry with its name, the number done, and the number in total.
         **options: keywords of the example call: those of `attention`; with ``cu_seqlens_q`` those
@@ -73,7 +73,11 @@ def warmup(
     where = f"cuda:{device or 0}" if device is None or type(device) is int else str(device)
     (kind, index, capability, _sms), _ = parse_device(where)
     if kind != CUDA:
-        raise ValueError(f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89" or alike')
+        raise ValueError(
+            f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89", "RTX 4090" or alike'
+        )
+    if q is not None and not capability and (absent := _C.device_info(CUDA, index)["unavailable"]):
+        raise RuntimeError(f'{absent}; for a GPU elsewhere pass device="sm_90" or alike')
     entries = jit.left_out(names) if q is None else _of_call(q, k, v, where, grad, options)
     jit.prepare(entries, index, capability, progress)
     return entries
@@ -89,7 +93,7 @@ def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str,
             q, k, v, device=device, **options, **({"grad": True} if of_gradients else {})
         )
         if found.chosen is None:
-            raise ValueError(f"no kernel takes this call:\n{found}")
+            raise ValueError(str(found))
         if any(verdict.at_first_use for verdict in found.verdicts):
             if found.score_mod is not None:
                 entries.append(f"{found.chosen.key}+{found.score}+{found.score_mod}")

@@ -47,10 +47,32 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return _C.decode(q, k_cache, v_cache, options)
         except TypeError as error:
             refused = error.with_traceback(None)  # which holds this frame
+        except ValueError as error:
+            if hint := _other_layout(q, k_cache, options):
+                raise ValueError(f"{error}; {hint}") from None
+            raise
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **options}
         return retried(attention_decode, given, refused)
 
     return attention_decode
+
+
+def _other_layout(q: Array, k_cache: Array, options: dict[str, Any]) -> str:
+    """A hint for a refused call whose numbers of heads fit the other layout alone; else empty."""
+    dimension = {"bshd": 2, "bhsd": 1}  # of the heads
+    layout = options.get("layout", "bshd")
+    if not q.ndim == k_cache.ndim == 4 or options.get("kv_format") or layout not in dimension:
+        return ""
+    other = "bhsd" if layout == "bshd" else "bshd"
+    (heads, kv_heads), (others, kv_others) = (
+        (q.shape[dimension[x]], k_cache.shape[dimension[x]]) for x in (layout, other)
+    )
+    if min(kv_heads, kv_others) == 0 or heads % kv_heads == 0 or others % kv_others != 0:
+        return ""
+    return (
+        f'q has {heads} heads and k_cache {kv_heads} by layout="{layout}", and {others} and '
+        f'{kv_others} by layout="{other}"'
+    )
 
 
 _NOT_OF_CPP = frozenset(("tree_mask", "cache_leftpad", "validate", "verify", "layout"))

@@ -22,8 +22,11 @@ class Device(NamedTuple):
 
 
 # Products: compute capability, and streaming multiprocessors. Shared memory follows from the
-# compute capability: runtime/device.cpp has it.
+# compute capability: runtime/device.cpp has it. The first three are too old; explain() says so.
 PRODUCTS = {
+    "V100": (70, 80),
+    "T4": (75, 40),
+    "RTX 2080 Ti": (75, 68),
     "A100": (80, 108),
     "A30": (80, 56),
     "A40": (86, 84),
@@ -53,6 +56,7 @@ PRODUCTS = {
     "H100": (90, 132),
     "H100 PCIe": (90, 114),
     "H200": (90, 132),
+    "GH200": (90, 132),
     "B200": (100, 148),
     "RTX PRO 6000 Blackwell": (120, 188),
     "RTX 5090": (120, 170),
@@ -73,15 +77,16 @@ _BY_PLAIN_NAME = {_plain(name): name for name in PRODUCTS}
 def parse_device(device: str) -> tuple[Device, str]:
     """The device with this name, and the text that describes it.
 
-    "cpu"; "cuda" or "cuda:1", a GPU of this machine; "sm_89" or "RTX 4090", a GPU that may be
-    absent. Raises TypeError if the name is not a string, ValueError if it is unknown.
+    "cpu"; "cuda" or "cuda:1", a GPU of this machine; "sm_89", "8.9" or "RTX 4090", a GPU that may
+    be absent. Raises TypeError if the name is not a string, ValueError if it is unknown.
     """
     if not isinstance(device, str):
         raise TypeError(f'device must be a string such as "cuda:1" or "sm_89", got {device!r}')
     if device == "cpu":
         return Device(CPU), "cpu"
-    if match := re.fullmatch(r"sm_?(\d{2,3})a?", device):
-        return Device(CUDA, compute_capability=int(match[1])), f"sm_{match[1]}"
+    if match := re.fullmatch(r"sm_?(\d{1,2})(\d)a?|(\d{1,2})\.(\d)", device):
+        capability = int("".join(filter(None, match.groups())))
+        return Device(CUDA, compute_capability=capability), f"sm_{capability}"
     if match := re.fullmatch(r"cuda(?::(\d{1,4}))?", device):
         index = int(match[1] or 0)
         capability = _C.device_info(CUDA, index)["compute_capability"]
@@ -94,8 +99,8 @@ def parse_device(device: str) -> tuple[Device, str]:
     close = difflib.get_close_matches(_plain(device), _BY_PLAIN_NAME, 3, 0.75)
     hint = " or ".join(repr(_BY_PLAIN_NAME[x]) for x in close)
     raise ValueError(
-        'device must be "cpu", "cuda", "cuda:N", "sm_89"-like or a product such as "RTX 4090", '
-        f"got {device!r}" + (f"; did you mean {hint}?" if hint else "")
+        'device must be "cpu", "cuda", "cuda:N", a compute capability such as "sm_89" or a product '
+        f'such as "RTX 4090", got {device!r}' + (f"; did you mean {hint}?" if hint else "")
     )
 
 

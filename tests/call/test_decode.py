@@ -530,6 +530,14 @@ def test_what_a_layout_is_told():
         attention_decode(x, x, x, 1, layout="nhd")
     with pytest.raises(ValueError, match=r"q must have 4 dimensions, \(batch, heads, seqlen, "):
         attention_decode(x[0], x, x, 1, layout="bhsd")
+    q, cache = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 30, 16)
+    text = 'q has 1 heads and k_cache 30 by layout="bshd", and 4 and 2 by layout="bhsd"$'
+    with pytest.raises(ValueError, match=text):
+        attention_decode(q, cache, cache, 7)
+    assert attention_decode(q, cache, cache, 7, layout="bhsd").shape == q.shape
+    text = 'q has 1 heads and k_cache 30 by layout="bhsd", and 4 and 2 by layout="bshd"$'
+    with pytest.raises(ValueError, match=text):
+        attention_decode(q.swapaxes(1, 2), *[cache.swapaxes(1, 2)] * 2, 7, layout="bhsd")
 
 
 # --- What is refused before the cache is written --------------------------------------------------

@@ -98,7 +98,7 @@ def test_the_table_has_every_variant():
     assert [x.variant.key for x in explanation] == keys
 
 
-@pytest.mark.parametrize("device", ["cpu", "RTX 4090", "sm_75"])
+@pytest.mark.parametrize("device", ["cpu", "RTX 4090", "T4"])
 def test_repr_is_short(device):
     text = repr(explain(*qkv(), device=device))
     assert len(text) < 200 and "\n" not in text and CALL in text
@@ -119,6 +119,11 @@ def test_products_by_any_spelling(name):
     where, text = devices.parse_device(name)
     assert where == devices.Device(devices.CUDA, 0, 89, 128)
     assert text == "RTX 4090 (sm_89, 128 SMs)"
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm90", "sm_90a", "9.0"])
+def test_compute_capabilities_by_any_spelling(name):
+    assert devices.parse_device(name) == (devices.Device(devices.CUDA, 0, 90), "sm_90")
 
 
 def test_products_have_names_of_their_own():

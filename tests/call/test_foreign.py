@@ -186,7 +186,7 @@ def test_offsets_may_begin_and_end_within_the_rows():
         ([0, 2**31], ValueError, "cu_seqlens_q has 2147483648, allowed: numbers of 32 bits"),
         ([0, 10], ValueError, r"cu_seqlens_q\[1\] is 10, but q has 9 rows"),
         ([], ValueError, r"cu_seqlens_q must have shape \(batch \+ 1,\), got \(0,\)"),
-        (9, TypeError, "cu_seqlens_q must be an array of the same library as q, got builtins.int"),
+        (9, TypeError, "cu_seqlens_q must be an array of the same library as q, got int"),
     ],
     ids=str,
 )

@@ -79,6 +79,13 @@ def test_compiled_calls_refuse_what_eager_ones_do(options):
             call(q, k, v, **options)
 
 
+def test_compiled_calls_name_the_dimensions_that_lack():
+    """Whose sizes are symbols."""
+    compiled = torch.compile(attention, fullgraph=True, backend="eager", dynamic=True)
+    with pytest.raises(Exception, match=r"q must have 4 dimensions, .* got shape \(s"):
+        compiled(*torch.randn(3, 2, 40, 64))
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 def test_what_is_a_bool_is_one_for_every_function(compiles):
     run = torch.compile(fullgraph=True, backend="aot_eager") if compiles else lambda f: f

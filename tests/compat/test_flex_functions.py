@@ -363,9 +363,9 @@ def wrong(**changes):
     ("changes", "error", "said"),
     [
         ({"score_mod": 3}, TypeError, "score_mod must be a function, got int"),
-        ({"score_mod": lambda s, b, h, q: s}, TypeError, "5 positional arguments, got 4"),
+        ({"score_mod": lambda s, b, h, q: s}, TypeError, "4; allowed: score, b, h, q_idx, kv_idx"),
         ({"mask_mod": lambda b, h, q, k: q - k}, TypeError, "mask_mod must return bool, got int"),
-        ({"block_mask": torch.ones(3)}, TypeError, "block_mask must be a BlockMask, got Tensor"),
+        ({"block_mask": torch.ones(3)}, TypeError, "got Tensor; a bool tensor is the option mask"),
         ({"softcap": 3.0}, ValueError, "score_mod and softcap are both given"),
         ({"bias": torch.zeros(SK)}, ValueError, "score_mod and bias are both given"),
         ({"dropout_p": 0.5}, ValueError, "dropout_p is .*torch evaluates this"),

@@ -108,7 +108,7 @@ TEST(a_kernel_that_splits_keys_comes_after_others_where_it_would_not) {
   Problem p = call(kF16, 72);
   CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
   CHECK_EQ(why_preferred(find("slow/f16"), find("split/f16/d72"), p, kGpu),
-           "could run; slow is preferred for keys in 1 split(s)");
+           "could run; slow is preferred for keys in 1 split");
   CHECK_EQ(chosen(p, kGpu, "split"), "split/f16/d72");
   p.seq_k.seqlen = 512;
   CHECK_EQ(chosen(p, kGpu, "auto"), "split/f16/d72");

@@ -245,10 +245,10 @@ def key_of(kernel):
 
 READ = """
 import time, cutlass_attn
-started = time.perf_counter()
+started = time.process_time()
 from cutlass_attn import jit
 code = jit.cubin({key!r}, {arch!r})
-print(time.perf_counter() - started, len(code))
+print(time.process_time() - started, len(code))
 """
 
 
@@ -275,7 +275,7 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
     assert f"{symbol_of(key)}__facts\0".encode() in code
     program = READ.format(key=key, arch=ARCH)
     best = 1.0
-    for _ in range(30):  # other work on the machine can delay any of them
+    for _ in range(10):  # time on a core, which other work on the machine can double
         output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         seconds, size = output.stdout.split()
         assert int(size) == len(code)

@@ -121,6 +121,14 @@ def test_warmup_of_a_call_that_no_kernel_takes(stub):
         cutlass_attn.warmup(q, k, v, device="sm_90")
 
 
+def test_warmup_without_a_gpu_says_how_to_name_one(stub):
+    if not _C.device_info(1, 0)["unavailable"]:
+        pytest.skip("there is a GPU")
+    q = np.zeros((1, 2, 100, 64), np.float16)
+    with pytest.raises(RuntimeError, match=r'; for a GPU elsewhere pass device="sm_90"'):
+        cutlass_attn.warmup(q, q, q)
+
+
 def test_warmup_takes_a_call_or_names():
     q = np.zeros((1, 2, 100, 64), np.float16)
     with pytest.raises(TypeError, match=r"warmup\(q, k, v, causal=True\).*neither is given"):

@@ -174,4 +174,5 @@ def _array(name: str, values: list[int], like: Any) -> Any:
 
 
 def _type_name(x: Any) -> str:
-    return f"{type(x).__module__}.{type(x).__qualname__}"
+    module = type(x).__module__
+    return type(x).__qualname__ if module == "builtins" else f"{module}.{type(x).__qualname__}"

@@ -49,7 +49,8 @@ def check(block_mask: Any, lengths: Lengths, device: torch.device) -> None:
     from torch.nn.attention.flex_attention import BlockMask
 
     if not isinstance(block_mask, BlockMask):
-        raise TypeError(f"block_mask must be a BlockMask, got {type(block_mask).__name__}")
+        hint = "; a bool tensor is the option mask" if isinstance(block_mask, torch.Tensor) else ""
+        raise TypeError(f"block_mask must be a BlockMask, got {type(block_mask).__name__}{hint}")
     counts = block_mask.kv_num_blocks
     if counts.device != device:
         raise RuntimeError(f"block_mask is on {counts.device}; query is on {device}")

@@ -18,6 +18,7 @@ from .graph import Graph, UnsupportedModError
 from .symbols import Row, Symbol, Tracing, lifted
 
 _ARGUMENTS = {"score_mod": ("score", "b", "h", "q", "k"), "mask_mod": ("b", "h", "q", "k")}
+_IN_ERRORS = {"q": "q_idx", "k": "kv_idx"}  # as FlexAttention names them
 
 
 def trace(function: Callable[..., Any], argument: str, device: torch.device | None = None) -> Graph:
@@ -42,7 +43,7 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
     if count not in (None, len(names)):
         raise TypeError(
             f"{argument} must have {len(names)} positional arguments, got {count}; allowed: "
-            + ", ".join(names)
+            + ", ".join(_IN_ERRORS.get(name, name) for name in names)
         )
     if (code := _code(function)) and (effect := _side_effect(code)):
         raise UnsupportedModError(

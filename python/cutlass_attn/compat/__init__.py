@@ -47,4 +47,6 @@ _NAMES = (
 def __getattr__(name: str) -> object:
     if name in _NAMES:
         return _importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; allowed: {', '.join(_NAMES)}"
+    )

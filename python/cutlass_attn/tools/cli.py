@@ -210,7 +210,7 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
 @click.option(
     "--device",
     default="cuda",
-    help='"cuda" or "cuda:N"; for a GPU elsewhere its architecture, such as "sm_89".',
+    help='"cuda" or "cuda:N"; for a GPU elsewhere "sm_89" or "RTX 4090".',
 )
 @json_option
 def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
