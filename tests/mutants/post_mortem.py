@@ -33,13 +33,11 @@ RUNS = ("forward", "random", "causal")
 
 
 class Measuring(Workshop):
-    """Programs that measure: optimised, without a sanitizer."""
-
-    sanitizer = ()
+    """Programs that measure: optimised."""
 
     def __init__(self, compile_commands: Path, work: Path) -> None:
         command, _ = run_mutants.compile_command("wmma", compile_commands)
-        dropped = ("-fsanitize=thread", "-O1", "-g1", "-fno-optimize-sibling-calls")
+        dropped = (run_mutants.RACES, "-O1", "-g1", "-fno-optimize-sibling-calls")
         command = [word for word in command if word not in dropped]
         work.mkdir(parents=True, exist_ok=True)
         objects = []
@@ -49,7 +47,7 @@ class Measuring(Workshop):
             run_compiler([*command, definition, "-c", str(KERNELS / source), "-o", objects[-1]])
         engine = work / "engine.o"
         run_compiler([command[0], "-r", "-nostdlib", *objects, "-o", str(engine)])
-        super().__init__(command, SIMT / "measure_wmma.cpp", engine, work)
+        super().__init__(command, SIMT / "measure_wmma.cpp", [engine], work)
 
     def measure(self, binary: Path, number: int, *arguments: str) -> dict[str, Any]:
         """What the program prints with a bug. Raises MutantError."""
