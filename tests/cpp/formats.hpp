@@ -29,8 +29,9 @@ inline Format format(DType dtype) {
       return {2, 7, 8};
     case DType::kFloat32:
       return {4, 23, 8};
+    default:
+      return {};
   }
-  return {};
 }
 
 // Distance between neighbouring numbers at x.

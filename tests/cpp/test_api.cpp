@@ -257,9 +257,9 @@ TEST(explain_agrees_with_what_runs) {
     CHECK_EQ(explanation.plan.num_steps, kernel == "cpu/f16" ? 0 : 1);
     if (kernel != "cpu/f16") CHECK_EQ(key_of(*explanation.plan.steps[0]), "cpu/f32");
     std::vector<VariantInfo> const all = variants();
-    CHECK_EQ(verdicts.size(), std::count_if(all.begin(), all.end(), [](VariantInfo const& info) {
-               return info.op == Op::kForward;
-             }));
+    CHECK_EQ(int64_t(verdicts.size()),
+             std::count_if(all.begin(), all.end(),
+                           [](VariantInfo const& info) { return info.op == Op::kForward; }));
     for (Verdict const& verdict : verdicts) {
       if (verdict.chosen) {
         ++chosen;

@@ -136,10 +136,11 @@ Status launch(Problem const& problem, int num_sms) {
 
 template <class Kernel>
 bool takes(Problem const& p) {
-  uint32_t const known =
-      option::negative_scale | option::sinks | option::softcap | option::alibi_slopes |
-      option::attention_chunk | (has_bias<Kernel> ? option::bias : 0) |
-      (has_mask<Kernel> ? option::mask : 0) | (Kernel::Config::kDrops ? option::dropout : 0);
+  uint32_t known = option::negative_scale | option::sinks | option::softcap | option::alibi_slopes |
+                   option::attention_chunk;
+  if (has_bias<Kernel>) known |= option::bias;
+  if (has_mask<Kernel>) known |= option::mask;
+  if (Kernel::Config::kDrops) known |= option::dropout;
   return (options_of(p, Op::kForward) & ~known) == 0 &&
          (p.logits.bias.data != nullptr) == has_bias<Kernel> &&
          (p.mask.elements.data != nullptr) == has_mask<Kernel> && address_bits(p, 2) % 16 == 0 &&
