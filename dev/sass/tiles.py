@@ -32,7 +32,7 @@ class Tile(TileShape):
 
     @property
     def key_blocks_fp8(self) -> int:
-        """With P V in e4m3, key blocks of a tile: kKeyBlocks of sm80/products.hpp."""
+        """With P V in e4m3, key blocks of a tile: kKeyBlocks of tile/products.hpp."""
         return 2 if self.rows > 1 and (self.score == "identity" or not self.is_tight) else 1
 
     @property

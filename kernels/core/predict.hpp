@@ -372,7 +372,7 @@ struct Prediction {
   // The weights of a row with this lane's keys, rounded, times the scale of V.
   CA_HOST_DEVICE void round_weights(float const (&w)[kLaneKeys], Tile const& tile,
                                     float* to) const {
-    constexpr float kAtMax = 128.0f, kLeastFactor = 0x1p-7f;  // as in sm80/tile_weights.hpp
+    constexpr float kAtMax = 128.0f, kLeastFactor = 0x1p-7f;  // as in quantized/tile_weights.hpp
     float x[kLaneKeys], of_row = 0.0f;
     for (int m = 0; m < kLaneKeys; ++m) {
       x[m] = kMode == Quantize::kQk ? (kIsGpu ? to_element(w[m], is_half()) : w[m])

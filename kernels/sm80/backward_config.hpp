@@ -6,8 +6,8 @@
 
 #include "core/sequences.hpp"
 #include "core/traits.hpp"
-#include "sm80/backward_block.hpp"
-#include "sm80/backward_params.hpp"
+#include "tile/backward_block.hpp"
+#include "tile/backward_params.hpp"
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {

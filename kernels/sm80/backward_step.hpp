@@ -3,9 +3,9 @@
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
-#include "sm80/backward_params.hpp"
-#include "sm80/backward_products.hpp"
-#include "sm80/backward_scores.hpp"
+#include "tile/backward_params.hpp"
+#include "tile/backward_products.hpp"
+#include "tile/backward_scores.hpp"
 #include "tile/tile_copy.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -33,7 +33,7 @@ struct BackwardStep {
     CUTE_DEVICE int stage() const { return unsigned(left) % Config::kStages; }
   };
 
-  BackwardParams const& params;
+  MmaBackwardParams const& params;
   Problem const& p;
   Shared& shared;
   typename Config::BlockInfo const& block;
@@ -43,7 +43,7 @@ struct BackwardStep {
   typename Products::Grad grad[Config::kChains];  // dV and dK, or the gradient of the role
   typename Products::Stationary stationary[Config::kChains];  // K and V, or the operand of the role
 
-  CUTE_DEVICE BackwardStep(BackwardParams const& params, SeqLens const& lens, Shared& shared)
+  CUTE_DEVICE BackwardStep(MmaBackwardParams const& params, SeqLens const& lens, Shared& shared)
       : params(params),
         p(params.problem),
         shared(shared),
@@ -221,12 +221,12 @@ struct BackwardStep {
 
   // Index of the workspace tile with a step's queries.
   CUTE_DEVICE int64_t query_tile(Position const& at) const {
-    return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
+    return params.queries.number<MmaBackwardParams::kTileRows, Config::kIsVarlen>(
         p.seq_q, {block.tile.batch, head(at), at.tile * kBlockM});
   }
   // Index of the step's first row, counted from the block's first query head.
   CUTE_DEVICE uint32_t row(Position const& at) const {
-    return unsigned(at.head) * unsigned(params.queries.each) * BackwardParams::kTileRows +
+    return unsigned(at.head) * unsigned(params.queries.each) * MmaBackwardParams::kTileRows +
            unsigned(at.tile) * kBlockM;
   }
   CUTE_DEVICE int head(Position const& at) const {

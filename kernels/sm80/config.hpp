@@ -29,7 +29,7 @@ struct Config {
   static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
   using Coord = BasicTileCoord<typename Traits::SeqInfo>;
   using Element = typename Traits::Element;
-  using Kv = typename Traits::Kv;  // in which K and V are stored; E4M3: products_fp8.hpp
+  using Kv = typename Traits::Kv;  // in which K and V are stored; E4M3: tile/products_fp8.hpp
   static constexpr bool kIsFp8 = Traits::kIsFp8;
   using QkAccumulator = typename Traits::Accumulators::Qk;
   using PvAccumulator = typename Traits::Accumulators::Pv;

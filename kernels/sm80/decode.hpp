@@ -2,7 +2,7 @@
 // kernel is bound by reading K and V from memory once.
 //
 //   Grid:       tiles of kBlockM rows of the packed query heads of a KV head (core/scheduler.hpp),
-//               times the splits of their keys (key_splits.hpp).
+//               times the splits of their keys (core/key_splits.hpp).
 //   Block:      kWarps warps, which share the rows and take tiles of kBlockN keys in turn.
 //   Warp:       all rows, some of the key tiles, with a softmax state and an O of its own. There is
 //               no barrier between warps before the end.
@@ -18,9 +18,10 @@
 
 #include "core/epilogue.hpp"
 #include "core/score.hpp"
+#include "sm80/config.hpp"
 #include "sm80/decode_params.hpp"
 #include "sm80/kv_gather.hpp"
-#include "sm80/products_fp8.hpp"
+#include "tile/products_fp8.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 

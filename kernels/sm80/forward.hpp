@@ -2,21 +2,22 @@
 //
 // Grid:         one block per kBlockM rows of a head; with fewer queries than that, of all heads of
 //               a KV head together (core/scheduler.hpp). With kSplitsKeys, times the splits of the
-//               keys (key_splits.hpp).
+//               keys (core/key_splits.hpp).
 // Block:        kWarpsM warps along M, kWarpsN along N; a loop over tiles of kBlockN keys.
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N, a share of the keys for S and of the head dimension for O.
-// Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp).
-//               PvAccumulator = int32_t then multiplies P V in int8 (quantized_weights.hpp), and
-//               half_t in e4m3 (fp8_weights.hpp); both use tile_weights.hpp.
+// Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t
+//               (tile/products.hpp).
+//               QkAccumulator = int32_t multiplies Q K^T in int8 (../quantized/queries.hpp).
+//               PvAccumulator = int32_t then multiplies P V in int8 (quantized/int8_weights.hpp),
+//               and half_t in e4m3 (../quantized/fp8_weights.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q if
 //               it fits.
 // Shared:       Q, and tiles of K and V, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
 // Pipeline:     one of five schedules, each in a file. Q in registers: pipelined.hpp, or
 //               general.hpp with the general score. Q in shared memory: tiled.hpp. Several warps
-//               along N: split.hpp. P V in 8 bits: int8.hpp.
+//               along N: split.hpp. P V in 8 bits: quantized/int8.hpp.
 // Mask:         a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp).
 #pragma once
 
@@ -26,16 +27,16 @@
 #include "core/epilogue.hpp"
 #include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
+#include "quantized/quantize_values.hpp"
 #include "sm80/general.hpp"
-#include "sm80/int8.hpp"
-#include "sm80/merge_splits.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
-#include "sm80/quantize_values.hpp"
+#include "sm80/quantized/int8.hpp"
 #include "sm80/split.hpp"
 #include "sm80/split_keys_params.hpp"
 #include "sm80/tiled.hpp"
 #include "tile/mask_map.hpp"
+#include "tile/merge_splits.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -152,7 +153,7 @@ struct Forward {
     // opaque: without it, the compiler keeps the thread's place in registers through the loop.
     Place const place{opaque(Arch::thread())};
     if constexpr (kSplitsKeys) {
-      SplitMerge<Config, Score, Arch> const splits{params.splits, place};
+      SplitMerge<Config, Arch, Result<Config, Score, Arch>> const splits{params.splits, place};
       if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
     }
     if constexpr (Config::kIsInt8 && Score::kIsIdentity) {

@@ -2,8 +2,8 @@
 // For 16 rows or a few times as many it is bound by reading the latents from memory once.
 //
 //   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
-//               scheduler.hpp), times the splits of their keys (key_splits.hpp). With lists of keys
-//               the rows are heads of one query.
+//               scheduler.hpp), times the splits of their keys (core/key_splits.hpp). With lists
+//               of keys the rows are heads of one query.
 //   Block:      kWarpsM x kWarpsD warps. Those along M have 16 rows each; those along D share rows
 //               and divide the columns of the tile of keys. With four along D:
 //
@@ -29,18 +29,21 @@
 //               bytes of tokens. Each warp converts its rows of a stage to the one tile that is
 //               computed, between two barriers of the warps of a slice.
 //   Merge:      the last block of each group of splits merges the group, and the last of those
-//               blocks the groups, in the order of the keys (merge_splits.hpp).
+//               blocks the groups, in the order of the keys (tile/merge_splits.hpp).
 #pragma once
 
 #include <type_traits>
 
 #include "core/epilogue.hpp"
+#include "core/mask.hpp"
 #include "core/score.hpp"
-#include "sm80/latent_params.hpp"
-#include "sm80/latent_rows.hpp"
-#include "sm80/latent_tokens.hpp"
-#include "sm80/merge_splits.hpp"
-#include "sm80/products.hpp"
+#include "core/traits.hpp"
+#include "latent/params.hpp"
+#include "latent/rows.hpp"
+#include "latent/tokens.hpp"
+#include "sm80/config.hpp"
+#include "tile/merge_splits.hpp"
+#include "tile/products.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
@@ -84,7 +87,7 @@ struct Latent {
   static constexpr int kRows = SliceConfig::kRows;
   static constexpr int kBlocks = kBlockN / 8;  // m16n8 blocks of S
 
-  // What SplitMerge wants to know: O of the block, of which each warp has its columns.
+  // Traits that SplitMerge requires: O of the block. Each warp has its columns of O.
   struct MergeConfig {
     static constexpr int kBlockM = Shape::kBlockM, kHeadDimV = Shape::kHeadDimV;
     static constexpr int kWarpColumns = kSlice;
@@ -155,7 +158,7 @@ struct Latent {
     warp.run(own.begin * kN, own.end * kN);
     if (params.splits.count > 1) {
       typename MergeConfig::Place const place{Arch::thread()};
-      SplitMerge<MergeConfig, Score, Arch, Result<Score, Arch>> const merge{params.splits, place};
+      SplitMerge<MergeConfig, Arch, Result<Score, Arch>> const merge{params.splits, place};
       if (!merge.run_in_groups(warp.result, shared.ticket)) return;
     }
     warp.finish();

@@ -4,10 +4,10 @@
 #include <type_traits>
 
 #include "core/score.hpp"
+#include "quantized/queries.hpp"
 #include "sm80/kv_copy.hpp"
-#include "sm80/products_fp8.hpp"
-#include "sm80/quantized_queries.hpp"
 #include "tile/dropout.hpp"
+#include "tile/products_fp8.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -49,7 +49,7 @@ struct Operands {
                  typename Config::Coord> const scores;
   float const log2_scale;
   KvCopy<Config, Arch, IsAligned, kIsReversed> copy;
-  Address const q_rows, k_rows, v_rows;  // in stage 0: see products.hpp
+  Address const q_rows, k_rows, v_rows;  // in stage 0: see tile/products.hpp
   typename Step::Start start;
 
   // `tile` and `tiles` are also stored in shared memory before the next barrier.

@@ -1,7 +1,7 @@
 // Launch parameters of the forward kernel with splits of the keys.
 #pragma once
 
-#include "sm80/key_splits.hpp"
+#include "core/key_splits.hpp"
 
 namespace cutlass_attn {
 

@@ -13,9 +13,9 @@
 // memory, because registers do not suffice for both.
 #pragma once
 
-#include "sm80/backward_scores.hpp"
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
+#include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -27,8 +27,8 @@ struct BackwardConsumer {
   using TileKv = typename Config::TileKv;
   using TileQ = typename Config::TileQ;
   using TileS = typename Config::TileS;
-  using Products = sm80::BackwardProducts<Config, Arch>;
-  using Scores = sm80::BackwardScores<Config, Score, Arch>;
+  using Products = BackwardProducts<Config, Arch>;
+  using Scores = BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
   // Whether P for dV differs from P for dS.
@@ -143,7 +143,7 @@ struct BackwardConsumer {
     }
   };
 
-  CUTE_DEVICE sm80::StepPlace place(Steps const& at) const {
+  CUTE_DEVICE StepPlace place(Steps const& at) const {
     auto const& step = at.present();
     int const first_key = BackwardConsumer::thread() / 32 * Config::kWarpKeys;
     return {shared.block.tile.batch, step.head, shared.block.tile.begin + first_key,
@@ -167,7 +167,7 @@ struct BackwardConsumer {
       scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32, products_of_v(),
                      given, extra);
     } else {
-      sm80::VisibleQueries const visible = shared.block.visible[warp];
+      VisibleQueries const visible = shared.block.visible[warp];
       int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
       Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);

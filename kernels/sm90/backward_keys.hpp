@@ -52,7 +52,7 @@ struct KeysProducer {
                         float (&stats)[kStages][kM], arch::Barrier (&full)[kStages],
                         arch::Barrier (&empty)[kStages]) const {
     if (steps == 0) return;
-    sm80::RowTile const& tile = shared.block.tile;
+    RowTile const& tile = shared.block.tile;
     if (Arch::elect()) {
       Arch::mbarrier_arrive_expect_tx(once_full, Tile::kBytes);
       load_tile<Tile, Arch>(stationary, once, once_full, tile.begin, tile.head,
@@ -197,7 +197,7 @@ struct KeysConsumer {
 
   CUTE_DEVICE void to_weights(int first_query) {
     int const thread = thread_of_group<Arch>();
-    sm80::VisibleQueries const visible = shared.block.visible[thread / 32];
+    VisibleQueries const visible = shared.block.visible[thread / 32];
     bool const is_masked = first_query < visible.all_begin || first_query + kM > visible.all_end;
     unpredicated_if(is_masked, [&] { apply_mask(first_query); });
     float const log2_scale = Score(params.problem).log2_scale();

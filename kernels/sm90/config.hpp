@@ -16,7 +16,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// Traits required by sm80::Products: a warpgroup has 64 rows.
+// Traits required by Products: a warpgroup has 64 rows.
 template <int kHeadDimV, int kBlockN>
 struct WarpgroupProducts {
   using Place = FragmentPlace<4, 1>;  // by thread

@@ -13,9 +13,9 @@
 // max has to be found in any case.
 #pragma once
 
-#include "sm80/products.hpp"
 #include "sm90/consumer_buffers.hpp"
 #include "tile/dropout.hpp"
+#include "tile/products.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -36,7 +36,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   using TileQ = typename Config::TileQ;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
-  using Step = sm80::Products<Config, Score, Arch>;
+  using Step = Products<Config, Score, Arch>;
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
   static constexpr int kN = Config::kBlockN;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/opaque.hpp"
 #include "core/vector.hpp"
 #include "sm90/config.hpp"
 

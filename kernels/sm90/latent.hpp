@@ -23,7 +23,7 @@
 //               The output warpgroups have P of a tile only after the scores are done with its K.
 //   Conversion: of a cache in bytes the copying warps convert the bytes of their tokens to the tile
 //               (latent_token_producer.hpp). Two tiles fit then, and the bytes of a third
-//   Merge:      by the output warpgroups, as in sm80/latent.hpp (sm80/merge_splits.hpp)
+//   Merge:      by the output warpgroups, as in sm80/latent.hpp (tile/merge_splits.hpp)
 //
 // Clocks of an SM for a tile, at 2048 multiply-adds and 128 bytes of shared memory a clock: tensor
 // cores 864 + 768; shared memory 432 for K, 384 for Q, 384 for V, 432 for copies, 144 for P.

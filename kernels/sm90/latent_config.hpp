@@ -6,8 +6,8 @@
 #include "core/softmax.hpp"
 #include "core/token_format.hpp"
 #include "core/traits.hpp"
-#include "sm80/latent_params.hpp"
-#include "sm80/latent_rows.hpp"
+#include "latent/params.hpp"
+#include "latent/rows.hpp"
 #include "sm90/config.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
@@ -21,7 +21,7 @@ struct LatentConfig {
   using Params = LatentParams;
   using Stored = typename Traits::Kv;  // Element, or a format of core/token_format.hpp
   static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
-  using Source = sm80::LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
+  using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kGroupThreads = 128, kOutputGroups = Traits::kWarpsN;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/epilogue.hpp"
-#include "sm80/merge_splits.hpp"
 #include "sm90/latent_config.hpp"
+#include "tile/merge_splits.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -37,7 +37,7 @@ struct LatentOutput {
     CUTE_DEVICE int column(int j) const { return rows().column(j); }
     CUTE_DEVICE typename Config::Place rows() const { return {thread % Config::kGroupThreads}; }
   };
-  // What SplitMerge wants to know.
+  // Traits that SplitMerge requires.
   struct MergeConfig {
     static constexpr int kBlockM = Config::kBlockM, kHeadDimV = Config::kHeadDimV;
     static constexpr int kWarpColumns = Config::kColumns;
@@ -70,7 +70,7 @@ struct LatentOutput {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
     if (params.splits.count > 1) {
-      sm80::SplitMerge<MergeConfig, Score, Threads, Result> const merge{params.splits, place};
+      SplitMerge<MergeConfig, Threads, Result> const merge{params.splits, place};
       if (!merge.run_in_groups(result, shared.ticket)) return;
     }
     finish(place);

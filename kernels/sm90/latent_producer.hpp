@@ -12,7 +12,7 @@ struct LatentProducer {
   using Shared = typename Config::SharedStorage;
   using Element = typename Config::Element;
   using TileK = typename Config::TileK;
-  using Rows = sm80::LatentRows<Element, TileK, void, Config::kUnit, Arch>;
+  using Rows = LatentRows<Element, TileK, void, Config::kUnit, Arch>;
   static constexpr int kUnit = Config::kUnit, kUnits = Config::kUnits, kStages = Config::kStages;
 
   typename Config::Params const& params;

@@ -1,7 +1,7 @@
 // The warps that copy the bytes of latent tokens, and convert them to tiles in 16 bits.
 #pragma once
 
-#include "sm80/latent_tokens.hpp"
+#include "latent/tokens.hpp"
 #include "sm90/latent_config.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -14,8 +14,8 @@ struct LatentTokenProducer {
   using Element = typename Config::Element;
   using TileK = typename Config::TileK;
   using Tokens = typename Config::Tokens;
-  using Rows = sm80::LatentRows<uint8_t, TileK, void, Config::kUnit, Arch>;
-  using Numbers = sm80::TokenNumbers<Element, Arch>;
+  using Rows = LatentRows<uint8_t, TileK, void, Config::kUnit, Arch>;
+  using Numbers = TokenNumbers<Element, Arch>;
   static constexpr TokenFormat kFormat = Config::Stored::kFormat;
   static constexpr int kUnit = Config::kUnit, kUnits = Config::kUnits, kStages = Config::kStages;
   static_assert(kFormat.scale_bytes == 4 && kFormat.fp8_columns % 64 == 0);

@@ -11,8 +11,8 @@
 // max. All copies are issued before the first product.
 #pragma once
 
-#include "sm80/products.hpp"
 #include "sm90/split_keys_copy.hpp"
+#include "tile/products.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -25,7 +25,7 @@ struct SplitKeysGroup {
   using TileQ = typename Config::TileQ;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
-  using Step = sm80::Products<Config, Score, Arch>;
+  using Step = Products<Config, Score, Arch>;
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, typename Config::Place, Config::kRows, false>;
   static constexpr int kHalf = Config::kHalf;

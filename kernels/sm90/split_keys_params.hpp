@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/forward_params.hpp"
-#include "sm80/key_splits.hpp"
+#include "core/key_splits.hpp"
 #include "sm90/params.hpp"
 
 namespace cutlass_attn {

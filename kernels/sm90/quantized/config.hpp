@@ -16,7 +16,7 @@ struct QuantizedKv {
   static constexpr bool kHasHalves = true;
 };
 
-// Traits of the steps of a warpgroup, for sm80::Products, QuantizedQueries and Fp8Weights: key
+// Traits of the steps of a warpgroup, for Products, QuantizedQueries and Fp8Weights: key
 // blocks of 64 keys, which share a scale of V and of P.
 template <class Traits>
 struct QuantizedSteps {

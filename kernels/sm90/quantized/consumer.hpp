@@ -3,7 +3,7 @@
 //   tensor cores   Q K(j)   P' V(j-1)          Q K(j+1)   P' V(j)
 //   the rest                softmax(j)         O += P' V(j-1), P'(j)    softmax(j+1)
 //
-// P' is P of 64 keys rounded to e4m3 relative to its sum (sm80/fp8_weights.hpp). Its products with
+// P' is P of 64 keys rounded to e4m3 relative to its sum (quantized/fp8_weights.hpp). Its products with
 // V have accumulators of their own, which are added to O in fp32 with the factors of the rows. If O
 // leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
 //
@@ -11,8 +11,8 @@
 // row max is updated without another Q K^T. Keys go from last to first, as in 16 bits.
 #pragma once
 
-#include "sm80/fp8_weights.hpp"
-#include "sm80/quantized_queries.hpp"
+#include "quantized/fp8_weights.hpp"
+#include "quantized/queries.hpp"
 #include "sm90/consumer_buffers.hpp"
 #include "sm90/quantized/config.hpp"
 #include "tile/scores.hpp"
@@ -27,10 +27,10 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   using Buffers::release, Buffers::release_k, Buffers::release_v, Buffers::thread;
   using Info = typename Config::TileInfo;
   using Steps = typename Config::Steps;
-  using Step = sm80::Products<Steps, Score, Arch>;
-  using Queries = sm80::QuantizedQueries<Steps, Score, Arch>;
-  using Weights = sm80::Fp8Weights<Steps, Score, Arch>;
-  using Units = sm80::SumUnits<Steps::kRows>;
+  using Step = Products<Steps, Score, Arch>;
+  using Queries = QuantizedQueries<Steps, Score, Arch>;
+  using Weights = Fp8Weights<Steps, Score, Arch>;
+  using Units = SumUnits<Steps::kRows>;
   using Scores = FragmentScores<Arch, Score, typename Config::Place, Steps::kRows, false,
                                 typename Config::Coord>;
   static constexpr int kRows = Steps::kRows, kKeys = Steps::kBlockN, kN = Config::kBlockN;

@@ -9,7 +9,7 @@
 
 #include "check.hpp"
 #include "simt/host_unit.hpp"
-#include "sm80/limited.hpp"
+#include "sm80/quantized/limited.hpp"
 
 using namespace cutlass_attn;
 using cutlass::half_t;

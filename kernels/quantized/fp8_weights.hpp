@@ -6,9 +6,9 @@
 //        tiles in fp32
 #pragma once
 
-#include "sm80/tile_weights.hpp"
+#include "quantized/tile_weights.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct Fp8Weights : TileWeights<Config, Score, Arch> {
@@ -109,4 +109,4 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

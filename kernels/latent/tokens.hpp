@@ -9,9 +9,9 @@
 #include "core/divide.hpp"
 #include "core/sequences.hpp"
 #include "core/token_format.hpp"
-#include "sm80/latent_rows.hpp"
+#include "latent/rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // The bytes of a tile of kRows tokens that kWarps warps divide by columns: of each warp a slice, of
 // as many bytes as columns, and more: its columns behind V, or what the columns in bf16 have beyond
@@ -199,4 +199,4 @@ struct LatentTokens {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -6,10 +6,10 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/score.hpp"
-#include "sm80/backward_products.hpp"
+#include "tile/backward_products.hpp"
 #include "tile/dropout.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Key and query of element i of block (m, n) of a slice, relative to the warp's first key and the
 // slice's first query.
@@ -416,4 +416,4 @@ struct BackwardScores {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

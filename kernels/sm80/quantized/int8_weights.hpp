@@ -1,6 +1,6 @@
 // P in uint8, and P V in int8: core/quantize.hpp's kInt8.
 //
-//   w    of tile_weights.hpp, multiplied by the folded scales of V
+//   w    of quantized/tile_weights.hpp, multiplied by the folded scales of V
 //   P'   round(255 w / largest w of the row in the tile). The largest w is shared by a quad. Added
 //        to 1024, an 8-bit integer is the low byte of an fp16
 //   O    += (sum of P' v8) * largest / 255 * scale of V. As in Q K^T, sums begin with the bits of
@@ -13,7 +13,7 @@
 // and so does the row of O.
 #pragma once
 
-#include "sm80/tile_weights.hpp"
+#include "quantized/tile_weights.hpp"
 
 namespace cutlass_attn::sm80 {
 

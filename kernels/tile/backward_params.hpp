@@ -22,7 +22,7 @@
 #include "core/scheduler.hpp"
 #include "core/sequences.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // A tile of rows of a head: rows of its sequence from `begin` on.
 struct RowTile {
@@ -72,7 +72,7 @@ struct RowTiles {
   }
 };
 
-struct BackwardParams {
+struct MmaBackwardParams {
   static constexpr int kTileRows = 64;  // queries per tile of the workspace
   static constexpr int kAsideThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // per tile
@@ -99,9 +99,9 @@ struct BackwardParams {
   BiasOrder bias_order;
 
   // facts.block_m: keys per tile.
-  static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
-                                KernelFacts const& facts) {
-    BackwardParams params;
+  static MmaBackwardParams prepare(Problem const& p, Workspace const& workspace,
+                                   DeviceLimits const&, KernelFacts const& facts) {
+    MmaBackwardParams params;
     params.problem = p;
     params.grad = *p.grad;
     params.queries = RowTiles(p.seq_q, p.batch, p.num_heads_q, kTileRows);
@@ -206,4 +206,4 @@ struct BackwardParams {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -7,9 +7,10 @@
 //            it is rounded to 8 bits, so neither the row sum nor the row max depends on V
 #pragma once
 
-#include "sm80/operands.hpp"
+#include "quantized/queries.hpp"
+#include "tile/softmax_rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct TileWeights {
@@ -88,4 +89,4 @@ struct TileWeights {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -17,9 +17,9 @@
 
 #include <type_traits>
 
-#include "sm80/key_tiles.hpp"
+#include "quantized/key_tiles.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Column, of 16, at place p in k8. A word of the A operand of mma.m16n8k32 holds places 4 t .. 4 t
 // + 3 of lane t of a quad. ldmatrix for m16n8k16 loads columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of
@@ -121,4 +121,4 @@ using QuantizedVarlenParams = BasicQuantizedParams<quantize::KeyScales, VarlenKe
 using QuantizedValuesVarlenParams = BasicQuantizedParams<quantize::KeyValueScales, VarlenKeyTiles>;
 using Fp8ValuesVarlenParams = BasicQuantizedParams<quantize::KeyFp8Scales, VarlenKeyTiles>;
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

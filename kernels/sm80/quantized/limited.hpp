@@ -13,7 +13,7 @@
 #pragma once
 
 #include "sm80/forward.hpp"
-#include "sm80/limited_params.hpp"
+#include "sm80/quantized/limited_params.hpp"
 
 namespace cutlass_attn::sm80 {
 

@@ -1,8 +1,8 @@
 // Launch parameters of the kernel for latent attention.
 #pragma once
 
+#include "core/key_splits.hpp"
 #include "core/varlen_params.hpp"
-#include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 

@@ -8,14 +8,14 @@
 // which is in fp32, so that the error does not grow with the number of keys.
 #pragma once
 
+#include <cutlass/numeric_types.h>
 #include <type_traits>
 
-#include "sm80/config.hpp"
-#include "sm80/multiply.hpp"
 #include "tile/fragment.hpp"
+#include "tile/multiply.hpp"
 #include "tile/seen_keys.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 struct NoStart {};
 
@@ -39,7 +39,7 @@ struct Products {
   using Q = Words[kSteps][kRowBlocks];
   // Initial value of accumulators of int8 products: kMagic, four times.
   using Start = std::conditional_t<kIsInt8, Words, NoStart>;
-  // int32 sums are stored as the bits of floats (sm80/quantized_queries.hpp).
+  // int32 sums are stored as the bits of floats (quantized/queries.hpp).
   using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
                                                kKeyBlock>;
   using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
@@ -84,7 +84,7 @@ struct Products {
 
   template <class Acc>
   CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc& acc) {
-    sm80::multiply<Arch, Element>(a, b, acc);
+    cutlass_attn::multiply<Arch, Element>(a, b, acc);
   }
 
   CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
@@ -288,4 +288,4 @@ struct Products {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

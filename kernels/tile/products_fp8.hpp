@@ -17,9 +17,9 @@
 // to the dtype of Q.
 #pragma once
 
-#include "sm80/products.hpp"
+#include "tile/products.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false> {
@@ -157,10 +157,10 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     for (int place = 0; place < 2; ++place) {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        sm80::multiply<Arch, PvElement>(p[m], b[place], o.block(m, at + place));
+        cutlass_attn::multiply<Arch, PvElement>(p[m], b[place], o.block(m, at + place));
       }
     }
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

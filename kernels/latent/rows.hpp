@@ -7,7 +7,7 @@
 #include "core/divide.hpp"
 #include "core/sequences.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Where the rows of K are, of a block.
 template <class Element>
@@ -100,4 +100,4 @@ struct LatentRows {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -15,8 +15,8 @@
 //           ^ K(n) landed              ^ V(n) landed
 #pragma once
 
-#include "sm80/fp8_weights.hpp"
-#include "sm80/quantized_weights.hpp"
+#include "quantized/fp8_weights.hpp"
+#include "sm80/quantized/int8_weights.hpp"
 
 namespace cutlass_attn::sm80 {
 
