@@ -167,7 +167,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         needs=needs,
         pairs=_pairs(settings),
         op=op,
-        asides=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
+        pre_post=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
         arch=arch,
         params=settings.params.format_map(
             {axis: AXES[axis][value].params for axis, value in settings.axes.items()}

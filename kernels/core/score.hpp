@@ -68,7 +68,7 @@ struct Score {
   // Whether the kernel with this score can run the call: the score has every term of the call. A
   // kernel with a bias or a mask requires the call to have one. A score_mod joins the score when
   // the kernel is compiled; it adds to logits, so any scale is allowed.
-  CA_HOST_DEVICE static bool takes(Problem const& p) {
+  CA_HOST_DEVICE static bool can_run(Problem const& p) {
     return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
            (kHas<Alibi> || !Alibi::is_in(p)) &&
            (kHasBias || kHas<PairBias>) == TileBias::is_in(p) &&

@@ -41,8 +41,8 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   using Base::problem;
   static constexpr bool kHasValues = !std::is_same_v<TileScales, quantize::KeyScales>;
   static constexpr bool kTransposesV = false;  // whether v8 has keys next to each other
-  static constexpr int kAsideThreads = 128;
-  static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
+  static constexpr int kPrePostThreads = 128;
+  static constexpr int kPrePostSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
   // The call's operands. K and V of `problem` are k8 and v8, with two int8 per element.
   Operand source_k, source_v;
@@ -79,7 +79,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   // Blocks that round V, if any, follow those that round K.
   Launch launch_before(KernelFacts const&) const {
     int64_t const blocks = int64_t(key_tiles.heads) * key_tiles.head_blocks;
-    return {blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
+    return {blocks * (kHasValues ? 2 : 1), 1, kPrePostThreads, kPrePostSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 

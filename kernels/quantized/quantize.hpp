@@ -15,7 +15,7 @@
 #include "core/vector.hpp"
 #include "quantized/params.hpp"
 #include "tile/fragment.hpp"
-#include "tile/no_aside.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn {
 
@@ -77,8 +77,8 @@ struct QuantizeKeys {
   using Head = typename Params::Head;
   using Tiles = QuantizedTiles<Head>;
   using Keys = SourceRows<Element>;
-  static constexpr int kThreads = Params::kAsideThreads;
-  static constexpr int kSmemBytes = Params::kAsideSmemBytes;
+  static constexpr int kThreads = Params::kPrePostThreads;
+  static constexpr int kSmemBytes = Params::kPrePostSmemBytes;
   static constexpr int kChunks = kHeadDim / 16;  // per key, 16 columns each
   static constexpr int kWarpKeys = quantize::kTileKeys / quantize::kGroups;
   static constexpr int kPieces = kWarpKeys * kChunks / 32;  // per thread, 16 columns of a key each

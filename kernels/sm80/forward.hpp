@@ -71,7 +71,7 @@ struct Forward {
                                       QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
                                       QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
   using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM, kBlockN>, Quantize>;
-  using After = NoAside<Params>;
+  using After = NoLaunch<Params>;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;

@@ -51,7 +51,7 @@ using VarlenBackwardParams = BasicBackwardParams<RaggedRows>;
 // For dense calls with a bool mask. The launch before the kernel makes the query map.
 struct MaskBackwardParams : BackwardParams {
   using Base = BasicBackwardParams<DenseRows>;
-  static constexpr int kTilesOfBlock = kAsideThreads / 32;  // of the map
+  static constexpr int kTilesOfBlock = kPrePostThreads / 32;  // of the map
   static_assert(kBlockM == QueryMap::kQueries);
 
   QueryMap map;

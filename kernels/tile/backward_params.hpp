@@ -74,7 +74,7 @@ struct RowTiles {
 
 struct MmaBackwardParams {
   static constexpr int kTileRows = 64;  // queries per tile of the workspace
-  static constexpr int kAsideThreads = 128;
+  static constexpr int kPrePostThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // per tile
   static constexpr int kBiasRows = 16;           // rows of the bias gradient that a block zeroes
 
@@ -142,7 +142,7 @@ struct MmaBackwardParams {
     return queries.all + (zeroes_bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
   }
   Launch launch_before(KernelFacts const&) const {
-    Launch launch{blocks_before(), 1, kAsideThreads, 1024};
+    Launch launch{blocks_before(), 1, kPrePostThreads, 1024};
     // BackwardStep::row() counts the rows of a KV head's queries in 32 bits.
     if (int64_t(heads_per_kv) * queries.each > (int64_t(1) << 32) / kTileRows) {
       launch.failure =
@@ -157,7 +157,7 @@ struct MmaBackwardParams {
   // One block per tile of queries, then one per query head for its sink.
   Launch launch_after(KernelFacts const&) const {
     int64_t const tiles = grad_q ? queries.all : 0, heads = sinks ? queries.heads : 0;
-    return {tiles + heads, 1, kAsideThreads, 1024};
+    return {tiles + heads, 1, kPrePostThreads, 1024};
   }
 
   // In a kernel.

@@ -14,7 +14,7 @@ template <class Element, class SeqInfo>
 struct BackwardBefore {
   using Params = MmaBackwardParams;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kThreads = Params::kPrePostThreads, kRows = Params::kTileRows;
   static constexpr int kLanes = 8;  // lanes that share a row
   static constexpr int kRowsAtOnce = kThreads / kLanes, kPasses = kRows / kRowsAtOnce;
 
@@ -138,7 +138,7 @@ template <class Element, class SeqInfo>
 struct BackwardAfter {
   using Params = MmaBackwardParams;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kThreads = Params::kPrePostThreads, kRows = Params::kTileRows;
   static constexpr int kWarps = kThreads / 32;
 
   template <class Arch>

@@ -13,12 +13,12 @@ namespace cutlass_attn::sm80 {
 template <class Narrow_>
 struct LimitedParams {
   using Narrow = Narrow_;
-  static constexpr int kAsideThreads = Narrow::kAsideThreads;
+  static constexpr int kPrePostThreads = Narrow::kPrePostThreads;
   // Shared memory of a prediction: the shift of a head, computed as for rounding its tiles, and
   // scratch of the lanes.
-  using Scratch = quantize::PredictedScratch<kAsideThreads / 32>;
-  static constexpr int kShiftBytes = Narrow::kAsideSmemBytes;
-  static constexpr int kAsideSmemBytes = kShiftBytes + int(sizeof(Scratch));
+  using Scratch = quantize::PredictedScratch<kPrePostThreads / 32>;
+  static constexpr int kShiftBytes = Narrow::kPrePostSmemBytes;
+  static constexpr int kPrePostSmemBytes = kShiftBytes + int(sizeof(Scratch));
 
   Narrow narrow;       // in 8 bits
   ForwardParams wide;  // in 16 bits
@@ -46,7 +46,7 @@ struct LimitedParams {
   Launch launch_before(KernelFacts const& facts) const {
     Launch launch = narrow.launch_before(facts);
     launch.blocks += heads;
-    launch.smem_bytes = kAsideSmemBytes;
+    launch.smem_bytes = kPrePostSmemBytes;
     return launch;
   }
   Launch launch_after(KernelFacts const&) const { return {}; }

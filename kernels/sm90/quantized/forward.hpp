@@ -15,7 +15,7 @@
 #include "quantized/quantize_values.hpp"
 #include "sm90/producer.hpp"
 #include "sm90/quantized/consumer.hpp"
-#include "tile/no_aside.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -27,7 +27,7 @@ struct QuantizedForward {
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Before = QuantizeKeysAndValues<Element, Shape::kHeadDim, Shape::kHeadDimV, Params>;
-  using After = NoAside<Params>;
+  using After = NoLaunch<Params>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
