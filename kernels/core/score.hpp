@@ -56,7 +56,7 @@ struct Score {
   static constexpr bool kRises = kHas<Alibi>;
   // Sinks are divided by the scale if the exponential applies it. A smaller scale than this could
   // make them overflow.
-  static constexpr float kLeastScale = 1e-30f;
+  static constexpr float kMinScale = 1e-30f;
 
   Problem const& p;
   float inner;  // factor of s, before the softcap
@@ -73,8 +73,7 @@ struct Score {
            (kHas<Alibi> || !Alibi::is_in(p)) &&
            (kHasBias || kHas<PairBias>) == TileBias::is_in(p) &&
            (kHasMask || kHas<PairMask>) == MaskBits::is_in(p) &&
-           (kHasSoftcap || kAdds || p.logits.has_score_mod ||
-            p.logits.softmax_scale >= kLeastScale);
+           (kHasSoftcap || kAdds || p.logits.has_score_mod || p.logits.softmax_scale >= kMinScale);
   }
 
   CA_HOST_DEVICE float log2_scale() const {

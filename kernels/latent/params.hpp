@@ -24,7 +24,7 @@ struct LatentSplits {
     // Blocks of more than 16 rows have all registers of an SM.
     bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && block_m == 16;
     int64_t const blocks = int64_t(device.num_sms) * (has_room ? 2 : 1);
-    int64_t const keys = most_keys(p, p.seq_q.seqlen);
+    int64_t const keys = max_keys(p, p.seq_q.seqlen);
     int64_t most = keys / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
     int64_t best = 1, least = cost(keys, 1, tiles, blocks, device.num_sms, block_m);

@@ -16,9 +16,9 @@ namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-// Loads the code of a score and of its pre- and post-launch, once per device, and opts in to shared memory beyond 48
-// KB. CUDA would load the code lazily, at the first launch, which would invalidate the capture of
-// another thread.
+// Loads the code of a score and of its pre- and post-launch, once per device, and opts in to shared
+// memory beyond 48 KB. CUDA would load the code lazily, at the first launch, which would invalidate
+// the capture of another thread.
 Status load_code(KernelUnit const& unit, int score, int device_index) {
   std::atomic<uint64_t>& loaded = unit.loaded[score];
   uint64_t const bit = uint64_t(1) << (device_index & 63);

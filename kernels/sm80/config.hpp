@@ -202,7 +202,7 @@ struct Config {
                      std::conditional_t<kHasMask, MapRow, NoMapRow> {
     Coord tile;
     TileRange range;    // key tiles that the tile's queries see, in keys
-    NearMask interval;  // for queries from the tile's first on
+    TileMask interval;  // for queries from the tile's first on
     KeyRange keys;      // that any of the tile's queries sees
     union {
       DropoutMask dropout;  // with the general score, or kDrops

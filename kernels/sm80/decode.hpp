@@ -92,7 +92,7 @@ struct Decode {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
-    NearMask const interval = mask.near(tile.q_begin);
+    TileMask const interval = mask.tile_mask(tile.q_begin);
 
     KeyRange const keys = mask.keys(tile.q_begin, tile.q_end);
     WarpKeys<Score, Arch> warp(params, tile, {range, interval, keys}, lens, gather, shared);
@@ -113,7 +113,7 @@ struct Decode {
  private:
   struct Masks {
     TileRange const& range;  // key tiles, in keys
-    NearMask const& interval;
+    TileMask const& interval;
     KeyRange const& keys;  // that any row sees
   };
 
@@ -247,8 +247,8 @@ struct Decode {
       }
       auto&& s = Step::in_fp32(acc_s[0]);
       scores.apply(as_rows(s), key, is_full);
-      SeenKeys<Arch, kN> seen;
-      if (Score::kIsGeneral && p.mask.elements.data) seen.find(as_rows(s));
+      VisibleKeys<Arch, kN> visible;
+      if (Score::kIsGeneral && p.mask.elements.data) visible.find(as_rows(s));
       typename Step::Scores weights = s;
       typename Step::P weights_16;
       bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
@@ -262,7 +262,7 @@ struct Decode {
       auto const v_rows = Step::v_rows(v_stage(stage), lane);
       Step::load_v(v_rows, 0, v_first);
       if constexpr (Score::kIsGeneral) {
-        Step::pv(weights_16, v_rows, 0, v_first, acc_o, seen);
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o, visible);
       } else {
         Step::pv(weights_16, v_rows, 0, v_first, acc_o);
       }

@@ -104,7 +104,7 @@ struct Forward {
         shared.block.all_bits = params.map.bits_of(row);
       } else {
         shared.block.range = own;
-        shared.block.interval = mask.near(tile.q_begin);
+        shared.block.interval = mask.tile_mask(tile.q_begin);
         shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
       }
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
@@ -132,7 +132,7 @@ struct Forward {
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
     bool has_keys = own.begin < own.end;  // visible keys
-    if constexpr (kHasMask) has_keys = tiles.is_there();
+    if constexpr (kHasMask) has_keys = tiles.has_tile();
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
     // If Q stays in registers, the first copies of aligned, dense K and V need nothing from
     // shared.block, except with a mask or if rows are left out. So they start before the barrier

@@ -119,7 +119,7 @@ struct Latent {
   struct BlockInfo {
     Coord tile;
     TileRange range;  // tiles of keys, in keys
-    NearMask interval;
+    TileMask interval;
     Source source;
   };
   struct NoTokens {};
@@ -149,7 +149,7 @@ struct Latent {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     if (Arch::thread() == 0) {
-      shared.block = {tile, all.in_keys(kN), mask.near(tile.q_begin), {p, tile, lens}};
+      shared.block = {tile, all.in_keys(kN), mask.tile_mask(tile.q_begin), {p, tile, lens}};
     }
     Arch::sync();  // block full
 

@@ -318,10 +318,10 @@ struct BiasGradConsumer {
 
     StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
                           step.query};
-    typename Products::Packed words;  // not used, like `given`: x also has P, in fp32
-    typename Scores::Given given;
+    typename Products::Packed words;  // not used, like `saved`: x also has P, in fp32
+    typename Scores::SavedWeights saved;
     Extra const extra{*this, bits, place, thread};
-    scores.weights(x, place, lens, 0, {}, stats, {}, false, lane, words, given, extra);
+    scores.weights(x, place, lens, 0, {}, stats, {}, false, lane, words, saved, extra);
     Arch::template wgmma_wait<0>(dp.x);
     arrive<Arch>(&shared.empty[ring.stage]);
     CUTE_UNROLL
@@ -425,7 +425,7 @@ struct BiasGradConsumer {
         });
       }
     }
-    CUTE_DEVICE void keep(int, typename Scores::Given const&) const {}
+    CUTE_DEVICE void keep(int, typename Scores::SavedWeights const&) const {}
   };
 
   // --- The sum -----------------------------------------------------------------------------------

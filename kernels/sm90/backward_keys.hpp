@@ -108,7 +108,7 @@ struct KeysConsumer {
     Arch::mbarrier_wait(&shared.k_full, 0);
     issue_s();
     Arch::template wgmma_wait<0>(x.x);
-    weigh(at.tile);
+    recompute_p(at.tile);
     CUTE_NO_UNROLL
     for (at.advance(shared.block.range); at.number < steps; at.advance(shared.block.range)) {
       int const stage = ring.stage;
@@ -118,7 +118,7 @@ struct KeysConsumer {
       Arch::template wgmma_wait<1>(grad_v.x, weights);
       arrive<Arch>(&shared.grad_o_empty[stage]);
       Arch::template wgmma_wait<0>(x.x);
-      weigh(at.tile);
+      recompute_p(at.tile);
     }
     issue_grad_v(grad_v);
     Arch::template wgmma_wait<0>(grad_v.x, weights);
@@ -165,7 +165,7 @@ struct KeysConsumer {
   }
 
   // S to P, for both warpgroups.
-  CUTE_DEVICE void weigh(int tile) {
+  CUTE_DEVICE void recompute_p(int tile) {
     to_weights(tile * kM);
     arrive<Arch>(&shared.q_empty[ring.stage]);
     Products::pack(x, weights);

@@ -141,13 +141,13 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   // that copy.
   struct TileInfo
       : std::conditional_t<kHasMask, Masked, std::conditional_t<kIsPaged, Paged, Unmasked>> {
-    int32_t is_there;  // 0: no tile is left
+    int32_t exists;  // 0: no tile is left
     Coord tile;
     // Set only in kernels without a bool mask:
     TileRange range;            // keys that are copied: those of all rows
     TileRange ranges[kGroups];  // keys of each warpgroup's rows
     int32_t is_half[kGroups];   // whether these rows see only the first half of their last tile
-    NearMask interval;
+    TileMask interval;
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };
   // Start of a warpgroup's key tiles, and of the key tiles that are copied.

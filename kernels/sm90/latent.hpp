@@ -66,7 +66,7 @@ struct Latent {
                       all.in_keys(kBlockN),
                       own.begin * kBlockN,
                       own.end * kBlockN,
-                      mask.near(tile.q_begin),
+                      mask.tile_mask(tile.q_begin),
                       {p, tile, lens}};
       init_barriers<Arch>(shared);
     }

@@ -56,7 +56,7 @@ struct LatentConfig {
     Coord tile;
     TileRange range;      // tiles of keys, in keys
     int32_t first, last;  // the keys of this split, in whole tiles
-    NearMask interval;
+    TileMask interval;
     Source source;
   };
 

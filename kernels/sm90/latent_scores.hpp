@@ -56,10 +56,10 @@ struct LatentScores {
       for (int key = first; key < last - kN; key += kN) {
         int const stage = k.last();
         issue();
-        weigh(key, stage);
+        softmax_of_tile(key, stage);
         take();
       }
-      weigh(last - kN, k.last());
+      softmax_of_tile(last - kN, k.last());
     }
     softmax.complete_sums();
     wait_for_room();
@@ -128,7 +128,7 @@ struct LatentScores {
   }
 
   // Softmax of the scores of the keys in a stage, from `key` on.
-  CUTE_DEVICE void weigh(int key, int stage) {
+  CUTE_DEVICE void softmax_of_tile(int key, int stage) {
     auto const rows = as_rows(s);
     if (scores.range.is_full(key)) {
       scores.apply(rows, key, std::true_type{});

@@ -115,7 +115,7 @@ struct SplitKeysGroup {
     }
     CUTE_UNROLL
     for (int i = 0; i < kHalves; ++i) {
-      weigh(i, log2_scale);
+      softmax_of_half(i, log2_scale);
       issue_pv(i, accumulates || i > 0);
       if (!is_last) issue_qk(i);
     }
@@ -151,7 +151,7 @@ struct SplitKeysGroup {
     }
   }
 
-  CUTE_DEVICE void weigh(int i, float log2_scale) {
+  CUTE_DEVICE void softmax_of_half(int i, float log2_scale) {
     softmax.softmax_weights_of_max(as_rows(acc_s[i]), log2_scale);
     softmax.add_sums();
     Step::pack(acc_s[i], p[i]);

@@ -98,9 +98,9 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     Base::template pack<PvElement>(weights, p);
   }
 
-  template <class Seen = AllKeys>
+  template <class Visible = AllKeys>
   CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first, O& o,
-                             Seen const& seen = {}) {
+                             Visible const& visible = {}) {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       CUTE_UNROLL
@@ -112,7 +112,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
         } else {
           load_v(v_rows, key_block * (kKeyBlock / 16) + n, d, words);
         }
-        seen.apply(n, words);
+        visible.apply(n, words);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) pv_step(p[n], words + 2 * half, 4 * d + 2 * half, o);
       }

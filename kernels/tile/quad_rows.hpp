@@ -1,41 +1,18 @@
-// Rearranges rows of m16n8 accumulators, so that they are stored 16 bytes at a time.
+// Stores rows of m16n8 accumulators, 16 bytes at a time.
 #pragma once
 
-#include <cute/config.hpp>
-
-#include "core/macros.hpp"
 #include "core/vector.hpp"
+#include "tile/fragment.hpp"
 
 namespace cutlass_attn {
 
-// The four threads of a quad hold a row of four neighbouring m16n8 blocks: word i of a thread is
-// two 16-bit columns of block i. Transposes the 4 x 4 words, so that thread t of the quad holds all
-// eight columns of block t.
-template <class Arch>
-CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
-  CUTE_UNROLL
-  for (int bit = 1; bit < 4; bit *= 2) {
-    bool const is_upper = lane & bit;
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-      uint32_t const given = is_upper ? words[i] : words[i | bit];
-      uint32_t const taken = Arch::shuffle_xor(given, bit);
-      if (is_upper) {
-        words[i] = taken;
-      } else {
-        words[i | bit] = taken;
-      }
-    }
-  }
-}
-
-// Stores a row of blocks [first, first + 4). `target`: address of column 0 of the row. `columns`:
-// columns of the row, a multiple of 8. Called by all lanes of a warp; stores nothing unless is_row.
+// Stores a row of four m16n8 blocks from `first` on. words[i]: this thread's two 16-bit columns of
+// block i. `target`: address of column 0 of the row. `columns`: columns of the row, a multiple of
+// 8. Called by all lanes of a warp; stores nothing unless is_row.
 template <class Arch, class Element>
 CUTE_DEVICE void store_columns(Element* target, uint32_t (&words)[4], int first, int columns,
                                bool is_row, int lane) {
-  gather_columns<Arch>(words, lane);
+  transpose_quad<Arch>(words, lane);
   int const column = (first + lane % 4) * 8;
   if (is_row && column < columns) {
     *reinterpret_cast<Vector16*>(target + column) =

@@ -54,7 +54,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         float const offset = units.offset(i, row_max[i] - Base::kLog2AtMax);
-        uint32_t const pair = Base::weigh(s, i, n, first, units, offset, of_thread.sums);
+        uint32_t const pair = Base::weight_pair(s, i, n, first, units, offset, of_thread.sums);
         uint32_t of_pair = of_keys[n % 4];
         // The scale of a masked key may be NaN.
         if constexpr (!IsFull::value) of_pair &= nonzero_halves(pair);
@@ -75,7 +75,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const of_row = half_to_float(Base::half_of(largest, i));
-      float const divisor = of_row < Base::kLeast ? Base::kLeast : of_row;
+      float const divisor = of_row < Base::kMin ? Base::kMin : of_row;
       float const inverse = 255.0f * fast_reciprocal(divisor);
       uint32_t const inverses = Arch::template pack<cutlass::half_t>(inverse, inverse);
       CUTE_UNROLL

@@ -1,6 +1,6 @@
 // Launch parameters of the kernel with an error limit (sm80/quantized/limited.hpp): those of the
-// two kernels that it combines, for equal tiles of queries. The workspace is that of products in 8 bits
-// (quantized/params.hpp), and
+// two kernels that it combines, for equal tiles of queries. The workspace is that of products in 8
+// bits (quantized/params.hpp), and
 //
 //   errors   (batch, num_heads_q) fp32     predictions of core/predict.hpp
 #pragma once

@@ -3,9 +3,9 @@
 //   tensor cores   Q K(j)   P' V(j-1)          Q K(j+1)   P' V(j)
 //   the rest                softmax(j)         O += P' V(j-1), P'(j)    softmax(j+1)
 //
-// P' is P of 64 keys rounded to e4m3 relative to its sum (quantized/fp8_weights.hpp). Its products with
-// V have accumulators of their own, which are added to O in fp32 with the factors of the rows. If O
-// leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
+// P' is P of 64 keys rounded to e4m3 relative to its sum (quantized/fp8_weights.hpp). Its products
+// with V have accumulators of their own, which are added to O in fp32 with the factors of the rows.
+// If O leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
 //
 // S stays in registers until its weights are known to be small enough (tile/softmax_rows.hpp), so a
 // row max is updated without another Q K^T. Keys go from last to first, as in 16 bits.
@@ -35,7 +35,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
                                 typename Config::Coord>;
   static constexpr int kRows = Steps::kRows, kKeys = Steps::kBlockN, kN = Config::kBlockN;
   static constexpr int kPvColumns = Steps::kPvColumns;
-  static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a key block
+  static constexpr float kMinRowMax = -3e38f;  // replaces -inf once a row has seen a key block
   // Whether sums in int32 go to softmax unconverted.
   static constexpr bool kKeepsSums = Score::kIsIdentity;
   // Whether scales of the rows stay in registers, and the scale of keys is read a key block early
@@ -68,7 +68,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   CUTE_DEVICE void run() {
     Info* info = Buffers::take();
-    while (info->is_there) {
+    while (info->exists) {
       begin_rows(*info);
       Buffers::skip(Buffers::leading(*info));
       steps(*info);
@@ -222,9 +222,9 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     auto const s = as_rows(acc);
     if constexpr (kKeepsSums) {
       Units units;
-      constexpr float kLeastFactor = 0x1p-126f;  // a scale may be 0, and 0 times -inf is NaN
+      constexpr float kMinFactor = 0x1p-126f;  // a scale may be 0, and 0 times -inf is NaN
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kLeastFactor);
+      for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kMinFactor);
       if constexpr (!is_full) units.move_nan(s);
       scores_of(info).apply(s, key, is_full, score_rows);
       softmax_weights(s, units, key, is_full, finish_before);
@@ -282,7 +282,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
         factors[i] *= factor;
       });
       // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
-      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
+      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kMinRowMax);
     }
     Arch::sync_warp();  // quads have diverged
   }
@@ -384,7 +384,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = softmax.rows[i].max;
-      if (max <= kLeastMax) max = -kInf;
+      if (max <= kMinRowMax) max = -kInf;
       // What all logits of the row lack.
       bool const adds_shift = kKeepsSums && max != -kInf && needs_q_shift();
       if (adds_shift) max = fmaf(of_row(shared.q_shift, i), log2_scale, max);

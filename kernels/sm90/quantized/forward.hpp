@@ -1,7 +1,8 @@
 // Forward attention on wgmma and TMA with Q K^T in int8 and P V in e4m3 (sm_90a: Hopper).
 // core/quantize.hpp defines the rounding, kFp8.
 //
-// Before:     a launch rounds K to int8 and V to e4m3, and transposes V (quantized/quantize_values.hpp)
+// Before:     a launch rounds K to int8 and V to e4m3, and transposes V (../../quantized/
+//             quantize_values.hpp)
 // Grid:       that of the kernel in 16 bits (sm90/forward.hpp), with its producer
 // Block:      a producer warpgroup, and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: Q in int8 up to a head dim of 128; S, w and P of 64 keys;

@@ -15,7 +15,7 @@ from .variant_key import parse
 REGISTERS = 65536  # of an SM
 MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
-# Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout; with pages, four
+# Beside the buffers of Q, K and V: TileCoord, TileRange, TileMask and Dropout; with pages, four
 # addresses, and one for each key.
 _COORDINATES, _COORDINATES_PAGED, _ROW = 120, 168, 8
 # With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
