@@ -56,6 +56,11 @@ struct Forward {
   static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit &&
                                  !kHasBias && !kHasMask));
   using Shared = typename Config::SharedStorage;
+  static_assert(Config::kFacts.why_not() == nullptr, "the tile breaks a rule of tile_facts.hpp");
+  // What is not a buffer: BlockInfo, and less than 144 bytes for alignment.
+  static constexpr int kRestBytes = int(sizeof(Shared)) - Config::kFacts.buffer_bytes();
+  static_assert(kRestBytes >= int(sizeof(typename Config::BlockInfo)) &&
+                kRestBytes < int(sizeof(typename Config::BlockInfo)) + 144);
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
