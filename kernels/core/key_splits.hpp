@@ -175,8 +175,8 @@ struct SplitParams : ForwardParams {
                                  KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).bytes();
   }
-  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
-                                KernelFacts const& facts) {
+  static int32_t num_splits(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).count;
   }
   Launch launch(KernelFacts const& facts) const { return splits.launch(scheduler.blocks, facts); }

@@ -30,7 +30,7 @@ inline constexpr int kNumPrePost = 2;  // launches before and after the kernel
 //
 // and, if blocks share the keys of a tile, their number:
 //
-//   static int32_t splits_of_keys(Problem const&, DeviceLimits const&, KernelFacts const&);
+//   static int32_t num_splits(Problem const&, DeviceLimits const&, KernelFacts const&);
 //
 // A kernel may have a pre-launch and a post-launch: launches before and after it, with equal
 // parameters. Its Params then also supplies launch_before() and launch_after(); their grids may be
@@ -57,8 +57,8 @@ struct KernelArguments {
 
 namespace detail {
 template <class Params>
-constexpr auto splits_of(int) -> decltype(&Params::splits_of_keys) {
-  return &Params::splits_of_keys;
+constexpr auto splits_of(int) -> decltype(&Params::num_splits) {
+  return &Params::num_splits;
 }
 template <class Params>
 constexpr std::nullptr_t splits_of(...) {

@@ -13,7 +13,6 @@
 //   Pipeline:   kStages - 1 tiles of a warp are in flight while it computes one.
 //   Merge:      warps through shared memory; splits through global memory, by the block that
 //               finishes last. Both in key order, so that results repeat bitwise.
-//               bitwise.
 #pragma once
 
 #include "core/epilogue.hpp"

@@ -134,7 +134,7 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     uint32_t const* bits;  // of the mask map, for the tile of rows
   };
   struct Paged {
-    KeyRange seen;  // keys seen by some row of the tile
+    KeyRange visible;  // keys seen by some row of the tile
   };
 
   // Metadata of a tile of rows, written by the producer for the consumers and for the other warps

@@ -44,8 +44,8 @@ struct ClusterSplitsParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
-  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
-                                KernelFacts const& facts) {
+  static int32_t num_splits(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
     int64_t const heads = TileScheduler::heads_of_tile(p, facts.block_m);
     int64_t const tiles = TileScheduler::blocks_of(p, facts.block_m, int32_t(heads));
     return kGroups * blocks_of_cluster(p, tiles, device, facts.block_m);
