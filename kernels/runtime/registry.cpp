@@ -129,9 +129,9 @@ TileCheck check_tile(Variant const& like, TileSize const& size) {
   TileCheck check;
   if (char const* const why_not = facts.why_not()) {
     check.why_not = why_not;
-  } else if (facts.buffer_bytes() > facts.kMaxSmemBytes) {
+  } else if (facts.buffer_bytes() >= facts.kMaxSmemBytes) {
     check.why_not = "needs " + std::to_string(facts.buffer_bytes()) +
-                    " bytes of shared memory for Q, K and V; a block may have " +
+                    " bytes of shared memory for Q, K and V alone; a block may have " +
                     std::to_string(facts.kMaxSmemBytes);
   } else {
     check.spills = facts.spills();
