@@ -237,8 +237,16 @@ struct AddedTile {
   std::string tile;  // as in a key; begins with the rows of a tile, "64x"
 };
 
+// Whether a kernel can have a tile, before it is compiled. Only known of mma.sync forward kernels.
+struct TileCheck {
+  std::string why_not;  // empty if it can
+  bool spills = false;  // whether a thread certainly has more values than registers
+};
+CUTLASS_ATTN_API TileCheck check_tile(AddedTile const& tile);
+
 // Adds a variant with this tile for every dtype that the kernel has at these head dims, unless it
-// exists. It is compiled at first use. If there is an error, nothing changes.
+// exists. It is compiled at first use. If there is an error, such as a tile that the kernel cannot
+// have, nothing changes.
 CUTLASS_ATTN_API Status add_tile(AddedTile const& tile);
 
 // The tile of a kernel for calls with at least min_blocks_per_sm thread blocks per SM, on GPUs with

@@ -167,7 +167,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         needs=needs,
         pairs=_pairs(settings),
         op=op,
-        asides=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
+        pre_post=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
         arch=arch,
         params=settings.params.format_map(
             {axis: AXES[axis][value].params for axis, value in settings.axes.items()}
@@ -216,7 +216,7 @@ def _core_scores(settings: Settings, scores: list[str], where: str) -> tuple[str
 def _needs(settings: Settings) -> tuple[str, ...]:
     needs = [option for value in settings.values for option in value.needs]
     if settings.type and settings.axes["quantize"] != "none":
-        # Dense keys are rounded by DenseKeyTiles only (sm80/key_tiles.hpp).
+        # Dense keys are rounded by DenseKeyTiles only (quantized/key_tiles.hpp).
         needs += ["varlen"] * (settings.axes["layout"] == "varlen")
     if settings.namespace == "sm90" and settings.axes["layout"] == "paged":
         needs += ["paged_kv"]  # TMA boxes are rows of a page

@@ -96,7 +96,7 @@ class Kernel:
     # Options whose operand it reads for two neighbouring keys at a time.
     pairs: tuple[str, ...] = ()
     op: str = "forward"
-    asides: bool = False  # cuda only: a launch before it and one after it
+    pre_post: bool = False  # cuda only: a launch before it and one after it
     arch: str = ""  # cuda only, one of ARCHS
     params: str = "ForwardParams"  # the struct of its parameters, and its header
     params_include: str = "core/forward_params.hpp"
@@ -137,7 +137,7 @@ class Kernel:
             fields["num_avoids"] = str(len(self.avoids))
         if self.device == "cuda":
             arguments = ", ".join([self.params, *self.scores.values()])
-            function = "arguments_with_asides_of" if self.asides else "arguments_of"
+            function = "arguments_with_pre_post_of" if self.pre_post else "arguments_of"
             tokens = ", ".join(quote(token) for token in self.scores)
             fields["arguments"] = f"{function}<{arguments}>({{{tokens}}})"
         else:
@@ -236,7 +236,7 @@ class Row:
         NVRTC; or with all scores for the CPU."""
         if self.simt:
             arguments = ", ".join([self.type, *self.kernel.scores.values()])
-            unit = "host_unit_with_asides" if self.kernel.asides else "host_unit"
+            unit = "host_unit_with_pre_post" if self.kernel.pre_post else "host_unit"
             return (
                 f"{BANNER}"
                 f'#include "{self.kernel.include}"\n'
@@ -300,10 +300,10 @@ def device_source(kernel: Kernel, kernel_type: str, symbol: str, entries: dict[s
         for token, of_entry in entries.items()
     )
     unit = "CA_KERNEL_UNIT"
-    if kernel.asides:
-        unit += "_WITH_ASIDES"
-        for token, aside in (("before", "Before"), ("after", "After")):
-            code += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
+    if kernel.pre_post:
+        unit += "_WITH_PRE_POST"
+        for token, launch in (("before", "Before"), ("after", "After")):
+            code += f"CA_PRE_POST_ENTRY({symbol}, {token}, {alias}, {launch})\n"
     listed = ", ".join(f"CA_ENTRY({of_entry}, {token})" for token, of_entry in entries.items())
     return (
         f'{BANNER}#include "{kernel.include}"\n'

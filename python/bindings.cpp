@@ -179,6 +179,14 @@ PYBIND11_MODULE(_C, m) {
       },
       py::kw_only(), "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a);
   m.def(
+      "check_tile",
+      [](std::string kernel, int head_dim, int head_dim_v, std::string tile) {
+        TileCheck const check =
+            check_tile({std::move(kernel), head_dim, head_dim_v, std::move(tile)});
+        return py::make_tuple(check.why_not, check.spills);
+      },
+      py::kw_only(), "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a);
+  m.def(
       "prefer_tile",
       [](int smem_kb, std::string kernel, int head_dim, int head_dim_v, std::string tile,
          float min_blocks_per_sm, bool decode) {

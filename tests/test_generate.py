@@ -297,7 +297,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             {"scores": ["identity"]},
             "sm80",
             "Forward<{element}, TileShape<{head_dim}, {head_dim_v}, {m}, {n}, {warps}, {columns}>>",
-            {"options": "sinks", "needs": "", "arch": "80", "asides": False, "tma": False},
+            {"options": "sinks", "needs": "", "arch": "80", "pre_post": False, "tma": False},
         ),
         (
             FORWARD,
@@ -328,7 +328,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
                 "needs": "varlen",
                 "params": "Fp8ValuesVarlenParams",
                 "arch": "89",
-                "asides": True,
+                "pre_post": True,
                 "alignment": 2,
                 "head_dim_multiple": 8,
                 "quantize": "fp8",
@@ -353,7 +353,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             {"bias": True, "mask": True, "terms": ["alibi"]},
             "sm80/bias_mask",
             "{columns}>, with::Bias, with::Mask>",
-            {"scores": "bias_mask alibi_bias_mask", "pairs": "bias", "asides": True},
+            {"scores": "bias_mask alibi_bias_mask", "pairs": "bias", "pre_post": True},
         ),
         (
             BACKWARD,
@@ -363,7 +363,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             {
                 "options": f"{SCORE_OPTIONS} sinks varlen deterministic",
                 "op": "backward",
-                "asides": True,
+                "pre_post": True,
                 "alignment": 16,
             },
         ),

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
-from cutlass_attn._build.tile import FORWARD, REGISTERS, TileShape, shape_of
 from cutlass_attn._build.variant_key import parse
+
+REGISTERS = 65536  # of an SM
+
+# Bytes of shared memory in addition to the buffers of Q, K and V: TileCoord, TileRange, TileMask
+# and Dropout; with pages, four addresses, and one for each key.
+_COORDINATES, _COORDINATES_PAGED, _ROW = 120, 168, 8
+# With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
+# as many of 64; with V in 8 bits scales of one tile, those of its values among them.
+_ADDRESSES, _START, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 64, 16, 192, 32
+# Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
+_FORWARD = {
+    "": "fp32",
+    "split_keys": "fp32",
+    "dropout": "fp32",
+    "general": "fp32",
+    "varlen": "fp32",
+    "paged": "fp32",
+    "paged_general": "fp32",
+    "fp16": "fp16",
+    "fp16_qk": "fp16_qk",
+    "fp16_pv": "fp16_pv",
+    "int8_qk": "fp32",
+    "int8_qk_general": "fp32",
+    "int8": "fp32",
+    "int8_general": "fp32",
+    "int8_fp8": "fp32",
+    "int8_fp8_general": "fp32",
+}
+_INT8_V, _FP8_V = ("int8", "int8_general"), ("int8_fp8", "int8_fp8_general")
+_INT8 = ("int8_qk", "int8_qk_general", *_INT8_V, *_FP8_V)
+_PAGED = ("paged", "paged_general")
+# Registers for O and the steps of Q that stay with it, by the score: q_steps_kept() of
+# sm80/tile_facts.hpp.
+_BUDGET, _BUDGET_GENERAL = 160, 144
 
 # The loop's body is compiled once for partial tiles and once for full tiles; for the general score
 # once for all tiles. (If Q stays in registers, the general score has another loop, over the key
@@ -16,12 +49,96 @@ BODIES, BODIES_GENERAL = 2, 1
 COPIES, COPIES_Q = 2, 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile(TileShape):
-    """The properties that determine a kernel's machine code."""
+@dataclass(frozen=True)
+class Tile:
+    """Queries, keys and warps of a block of sm80/forward.hpp, and what else determines its code."""
 
-    score: str
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+    columns: int
+    is_paged: bool = False
+    is_int8: bool = False  # Q K^T
+    is_int8_v: bool = False  # and P V
+    is_fp8_v: bool = False  # or that in e4m3
     accumulate: str = "fp32"
+    score: str = field(kw_only=True)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps * self.columns
+
+    @property
+    def rows(self) -> int:
+        """m16 blocks of a warp."""
+        return self.m // (16 * self.warps)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Q stays in registers: keeps_q() of sm80/tile_facts.hpp."""
+        if self.is_int8:
+            return self.q_and_o <= 128 and not self.is_8_bit_v
+        return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def is_8_bit_v(self) -> bool:
+        """P V in 8 bits, whichever."""
+        return self.is_int8_v or self.is_fp8_v
+
+    @property
+    def has_two_8_bit_tiles(self) -> bool:
+        """With P V in 8 bits K and V have two buffers each."""
+        return self.is_8_bit_v and self.n * (self.head_dim + self.head_dim_v) <= 16 * 1024
+
+    @property
+    def min_blocks(self) -> int:
+        """Blocks an SM has registers for: min_blocks_per_sm() of sm80/tile_facts.hpp."""
+        if self.columns > 1:
+            return 1
+        is_small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
+        is_small_in_int8 = self.is_int8 and self.is_pipelined and self.q_and_o <= 80
+        is_small_in_int8 &= self.rows == 1 or self.n == 128
+        return 3 if (is_small and not self.is_paged) or is_small_in_int8 else 2
+
+    @property
+    def q_and_o(self) -> int:
+        """Registers of both, of Q in int8."""
+        return self.rows * (self.head_dim // 32 * 4 + self.head_dim_v // 2)
+
+    def steps_kept(self, is_general: bool) -> int:
+        """Steps of 16 columns of Q that stay in registers."""
+        budget = _BUDGET_GENERAL if is_general else _BUDGET
+        steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
+        return min(steps, self.head_dim // 16)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: SharedStorage of sm80/config.hpp."""
+        q = 2 * self.m * self.head_dim
+        k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
+        if self.is_int8:
+            k, q8, o = k // 2, q // 2, 2 * self.m * self.head_dim_v
+            v //= 2 if self.is_8_bit_v else 1
+            tiles = max(v, q - q8, o - k - q8) + k + q8
+            if self.is_pipelined:
+                tiles = k + v + max(q, k + v, o - k - v)
+            elif self.has_two_8_bit_tiles:
+                tiles = k + v + q8 + max(k + v, q - q8, o - k - v - q8)
+            scales = 2 * max(1, self.n // 64) * _SCALES
+            if self.is_8_bit_v:
+                of_tile = _SCALES_INT8_V if self.is_int8_v else _SCALES_FP8_V
+                scales = of_tile * (2 if self.has_two_8_bit_tiles else 1)
+            return tiles + _aligned(scales + _START + _ADDRESSES + 8 * self.m + _COORDINATES)
+        if self.columns == 1:
+            stages = 2 if self.is_pipelined else 1
+            coordinates = _COORDINATES_PAGED + _ROW * self.n if self.is_paged else _COORDINATES
+            return q + stages * (k + v) + _aligned(coordinates)
+        moved = self.steps_kept(is_general=True) // 4 * self.m * 128
+        p = 2 * self.m * self.n
+        exchange = 4 * self.warps * self.columns
+        return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
 
     @property
     def key_block(self) -> int:
@@ -32,7 +149,7 @@ class Tile(TileShape):
 
     @property
     def key_blocks_fp8(self) -> int:
-        """With P V in e4m3, key blocks of a tile: kKeyBlocks of sm80/products.hpp."""
+        """With P V in e4m3, key blocks of a tile: kKeyBlocks of tile/products.hpp."""
         return 2 if self.rows > 1 and (self.score == "identity" or not self.is_tight) else 1
 
     @property
@@ -368,13 +485,30 @@ def backward_tile_of(key: str) -> BackwardTile | None:
     return shape if shape.has_one_slice else None
 
 
+def _aligned(size: int) -> int:
+    return -(-size // 128) * 128
+
+
 def tile_of(key: str, score: str) -> Tile | None:
-    """The tile in a variant's key, as compiled with a score; None for other kernels."""
-    parts, shape = parse(key), shape_of(key)
-    if parts is None or shape is None:
+    """The tile in a variant's key, such as sm80/f16/d64/128x64x4, as compiled with a score; None
+    for other kernels."""
+    parts = parse(key)
+    if parts is None or not parts.tile or parts.dtype == "f32":
         return None
-    accumulate = FORWARD[parts.kernel.partition("/")[2]]
-    return Tile(**asdict(shape), score=score, accumulate=accumulate)
+    family, _, kind = parts.kernel.partition("/")
+    if family not in ("sm80", "sm89") or kind not in _FORWARD:
+        return None
+    return Tile(
+        parts.head_dim,
+        parts.head_dim_v,
+        **parts.tile,
+        is_paged=kind in _PAGED,
+        is_int8=kind in _INT8,
+        is_int8_v=kind in _INT8_V,
+        is_fp8_v=kind in _FP8_V,
+        accumulate=_FORWARD[kind],
+        score=score,
+    )
 
 
 def code_of(key: str, score: str) -> Tile | DecodeTile | LatentTile | None:

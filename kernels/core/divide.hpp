@@ -26,4 +26,7 @@ struct FastDivisor {
   }
 };
 
+// On the host: a divisor, or a number of groups, of a call that may be empty.
+inline int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
+
 }  // namespace cutlass_attn

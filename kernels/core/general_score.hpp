@@ -40,7 +40,7 @@ struct GeneralScore {
         diagonal(float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift)),
         terms(terms_of(params, lens)) {}
 
-  CA_HOST_DEVICE static bool takes(Problem const&) { return true; }
+  CA_HOST_DEVICE static bool can_run(Problem const&) { return true; }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e / unit; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
     One const one{s, b, h, q, k};

@@ -5,7 +5,7 @@
 //
 // Both are made from a Start. Interface:
 //   key()        first key of the present tile
-//   is_there()   whether there is a present tile
+//   has_tile()   whether there is a present tile
 //   is_full()    whether every row sees every key of it
 //   advance()    to the next tile
 // first_key() and is_full_at() describe the first tile. They read the Start in place, because a
@@ -43,7 +43,7 @@ struct RangeTiles {
   }
 
   CA_HOST_DEVICE int32_t key() const { return at; }
-  CA_HOST_DEVICE bool is_there() const { return at >= range.begin; }
+  CA_HOST_DEVICE bool has_tile() const { return at >= range.begin; }
   CA_HOST_DEVICE bool is_full() const { return range.is_full(at); }
   CA_HOST_DEVICE void advance() { at -= kKeys; }
 
@@ -87,7 +87,7 @@ struct MapTiles {
   CA_HOST_DEVICE static bool is_full_at(Start const& start, int32_t) { return start.is_full(); }
 
   CA_HOST_DEVICE int32_t key() const { return tile * kKeys; }
-  CA_HOST_DEVICE bool is_there() const { return tile >= 0; }
+  CA_HOST_DEVICE bool has_tile() const { return tile >= 0; }
   CA_HOST_DEVICE bool is_full() const { return has_no_bits() && key() + kKeys <= full_end; }
   // Whether the map has no bits for the tile, because every row sees every key of it.
   CA_HOST_DEVICE bool has_no_bits() const { return all >> (tile & 31) & 1; }
@@ -118,7 +118,7 @@ struct RangeTilesAhead {
     return kIsReversed ? range.end - kKeys : range.begin;
   }
   CA_HOST_DEVICE int32_t key() const { return at; }
-  CA_HOST_DEVICE bool is_there(TileRange const& range) const {
+  CA_HOST_DEVICE bool has_tile(TileRange const& range) const {
     return kIsReversed ? at >= range.begin : at < range.end;
   }
   CA_HOST_DEVICE void look_ahead() {}
@@ -146,7 +146,7 @@ struct MapTilesAhead {
   }
 
   CA_HOST_DEVICE int32_t key() const { return key_of(at); }
-  CA_HOST_DEVICE bool is_there() const { return at >= 0; }
+  CA_HOST_DEVICE bool has_tile() const { return at >= 0; }
   CA_HOST_DEVICE bool is_full() const { return at & 1; }
   CA_HOST_DEVICE void look_ahead() { next = before(words, at >> 1); }
   CA_HOST_DEVICE int32_t next_key() const { return key_of(next); }

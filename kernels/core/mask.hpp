@@ -40,7 +40,7 @@ struct KeyRange {
 
 // Intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees keys [lo(q),
 // hi(q)). Keys below 0 do not exist.
-struct NearMask {
+struct TileMask {
   int32_t first_lo, first_hi, seqlen_k;
   int32_t chunk;  // keys of an attention chunk; 0: no chunks, and own_key and by_chunk are not set
   int32_t own_key;  // key on the diagonal of query `first`
@@ -69,8 +69,8 @@ struct NearMask {
 
   // For masks without chunks. from(): the mask counted from query `first` + q. tiles(): key tiles
   // of block_n keys for the queries [q_begin, q_end).
-  CA_HOST_DEVICE NearMask from(int32_t q) const {
-    NearMask moved = *this;
+  CA_HOST_DEVICE TileMask from(int32_t q) const {
+    TileMask moved = *this;
     moved.first_lo += q;
     moved.first_hi += q;
     return moved;
@@ -131,23 +131,23 @@ struct IntervalMask {
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 
   // Intervals of `queries` queries from `first` on. The default covers all queries, for from().
-  CA_HOST_DEVICE NearMask near(int32_t first, int32_t queries = 1 << 20) const {
+  CA_HOST_DEVICE TileMask tile_mask(int32_t first, int32_t queries = 1 << 20) const {
     // Ends are moved closer to fit 32 bits. They stay beyond every key.
     int64_t const least = -int64_t(queries);
     auto const bounded = [&](int64_t x) {
       return int32_t(x < least ? least : (x > seqlen_k ? seqlen_k : x));
     };
-    NearMask near;
-    near.first_lo = bounded(first + lo_offset);
-    near.first_hi = bounded(first + hi_offset);
-    near.seqlen_k = seqlen_k;
-    near.chunk = chunk;
+    TileMask result;
+    result.first_lo = bounded(first + lo_offset);
+    result.first_hi = bounded(first + hi_offset);
+    result.seqlen_k = seqlen_k;
+    result.chunk = chunk;
     if (chunk > 0) {
       int64_t const own = first + diagonal;
-      near.own_key = int32_t(own < least ? least : (own > kBehind ? kBehind : own));
-      near.by_chunk = by_chunk;
+      result.own_key = int32_t(own < least ? least : (own > kBehind ? kBehind : own));
+      result.by_chunk = by_chunk;
     }
-    return near;
+    return result;
   }
 
   // Key tiles of block_n keys for the queries [q_begin, q_end), q_begin < q_end.

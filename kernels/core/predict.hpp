@@ -48,20 +48,20 @@ CA_HOST_DEVICE bool is_within(float error, float max_error) { return error <= ma
 
 CA_HOST_DEVICE float square(float x) { return x * x; }
 
-// The nearest number, ties to even, with kBits of mantissa and exponents from kLeastExponent on;
+// The nearest number, ties to even, with kBits of mantissa and exponents from kMinExponent on;
 // below, the steps stay. For e4m3 (3, -6), fp16 (10, -14) and bf16 (7, -126).
-template <int kBits, int kLeastExponent>
+template <int kBits, int kMinExponent>
 CA_HOST_DEVICE float rounded_to(float x) {
   constexpr uint32_t kUnit = 1u << (23 - kBits);
   uint32_t const bits = float_bits(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
   if (magnitude >= 0x7f800000u) return x;
   uint32_t const odd = magnitude >> (23 - kBits) & 1u;
   float y = bits_float((magnitude + kUnit / 2 - 1 + odd) & ~(kUnit - 1));
-  if constexpr (kLeastExponent > -126) {
+  if constexpr (kMinExponent > -126) {
     // Adding this leaves the steps of the least exponent.
-    float const shifter = bits_float(uint32_t(127 + kLeastExponent + 23 - kBits) << 23);
+    float const shifter = bits_float(uint32_t(127 + kMinExponent + 23 - kBits) << 23);
     float const small = bits_float(magnitude);
-    if (magnitude < uint32_t(127 + kLeastExponent) << 23) y = small + shifter - shifter;
+    if (magnitude < uint32_t(127 + kMinExponent) << 23) y = small + shifter - shifter;
   }
   return bits_float(float_bits(y) | sign);
 }
@@ -372,7 +372,7 @@ struct Prediction {
   // The weights of a row with this lane's keys, rounded, times the scale of V.
   CA_HOST_DEVICE void round_weights(float const (&w)[kLaneKeys], Tile const& tile,
                                     float* to) const {
-    constexpr float kAtMax = 128.0f, kLeastFactor = 0x1p-7f;  // as in sm80/tile_weights.hpp
+    constexpr float kAtMax = 128.0f, kMinFactor = 0x1p-7f;  // as in quantized/tile_weights.hpp
     float x[kLaneKeys], of_row = 0.0f;
     for (int m = 0; m < kLaneKeys; ++m) {
       x[m] = kMode == Quantize::kQk ? (kIsGpu ? to_element(w[m], is_half()) : w[m])
@@ -389,13 +389,13 @@ struct Prediction {
       return;
     }
     constexpr bool kIsInt8 = kMode == Quantize::kInt8;
-    constexpr float kMost = kIsInt8 ? 255.0f : kFp8Sum;
+    constexpr float kMax = kIsInt8 ? 255.0f : kFp8Sum;
     of_row = kIsInt8 ? Lanes::largest(of_row) : Lanes::sum(of_row);
-    if (kIsGpu && of_row < kLeastFactor) of_row = kLeastFactor;
-    float const inverse = of_row < kLeast ? 0.0f : in_16_bits(kMost / of_row);
+    if (kIsGpu && of_row < kMinFactor) of_row = kMinFactor;
+    float const inverse = of_row < kMin ? 0.0f : in_16_bits(kMax / of_row);
     float const v_scale = kIsInt8 ? factors_of(float_bits(tile.of_values)).scale
                                   : fp8_factors_of(tile.of_values).scale;
-    float const unit = of_row * (1.0f / kAtMax / kMost) * v_scale;
+    float const unit = of_row * (1.0f / kAtMax / kMax) * v_scale;
     for (int m = 0; m < kLaneKeys; ++m) {
       float const y =
           kIsInt8 ? to_integer(x[m], inverse) : rounded_to<3, -6>(in_16_bits(x[m] * inverse));

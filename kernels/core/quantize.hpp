@@ -37,7 +37,7 @@
 //            0. Eight partial sums, of i = g, g + 8, ..., are each added up in order, and then
 //            added in order. Times 1 / n. A mean that is not finite becomes 0.
 //   scale    amax / 127, computed as amax * (1 / 127), over the values that it covers. 0 if amax is
-//            less than kLeast. NaN if any value is not finite; then all products with it are NaN.
+//            less than kMin. NaN if any value is not finite; then all products with it are NaN.
 //   x8       the integer nearest to x * (127 / amax), where the product is not rounded before; 0
 //            for a scale of 0 or NaN
 //   v8       likewise with (127 / of_tile) * (e / 8). Values that are not finite do not count in
@@ -53,14 +53,14 @@ inline constexpr int kTileKeys = 64;    // keys that share a scale
 inline constexpr int kGroups = 4;       // groups of a tile, each with a scale
 inline constexpr int kSamples = 64;     // the most keys that the shift is the mean of
 inline constexpr int kPartialSums = 8;  // of these keys
-inline constexpr float kLeast = 0x1p-100f;
+inline constexpr float kMin = 0x1p-100f;
 // Adding an integer of up to 22 bits and a sign to this puts the integer into the low bits of the
 // sum.
 inline constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 inline constexpr uint32_t kMagicBits = 0x4B400000u;
 
 // Lower bound for a key's largest value, relative to that of the tile.
-inline constexpr float kLeastOfTile = 1.0f / 32.0f;
+inline constexpr float kMinOfTile = 1.0f / 32.0f;
 inline constexpr float kFp8Sum = 448.0f;  // the sum of a row's P' in a tile, before rounding
 
 CA_HOST_DEVICE constexpr int group_of(int key) { return key % 8 / 2; }
@@ -84,7 +84,7 @@ struct Factors {
   float inverse;  // 127 / amax
 };
 
-// 127 / x for x >= kLeast, rounded correctly. On the GPU this is a division without its handling of
+// 127 / x for x >= kMin, rounded correctly. On the GPU this is a division without its handling of
 // overflow and underflow: the division itself is a call, for which the compiler keeps convergence
 // barriers in every main loop.
 CA_HOST_DEVICE float divide_127(float x) {
@@ -106,7 +106,7 @@ CA_HOST_DEVICE float divide_127(float x) {
 CA_HOST_DEVICE Factors factors_of(uint32_t amax_bits) {
   float const amax = bits_float(amax_bits);
   if (amax_bits >= 0x7f800000u) return {bits_float(0x7fc00000u), 0.0f};
-  if (amax < kLeast) return {0.0f, 0.0f};
+  if (amax < kMin) return {0.0f, 0.0f};
   return {amax * (1.0f / 127.0f), divide_127(amax)};
 }
 
@@ -152,7 +152,7 @@ struct Fp8Factors {
   float inverse;
 };
 CA_HOST_DEVICE Fp8Factors fp8_factors_of(float of_tile) {
-  if (of_tile < kLeast) return {0.0f, 0.0f};
+  if (of_tile < kMin) return {0.0f, 0.0f};
   uint32_t const exponent = float_bits(of_tile) & 0x7f800000u;
   return {bits_float(exponent - (6u << 23)), bits_float((260u << 23) - exponent)};
 }
@@ -169,7 +169,7 @@ struct ValueFactors {
 // From the bits of the key's largest magnitude, and the largest magnitude of the tile.
 CA_HOST_DEVICE ValueFactors value_factors_of(uint32_t amax_bits, float of_tile) {
   if (amax_bits >= 0x7f800000u) return {0.0f, bits_float(0x7fc00000u)};
-  float const amax = fmaxf(bits_float(amax_bits), of_tile * kLeastOfTile);
+  float const amax = fmaxf(bits_float(amax_bits), of_tile * kMinOfTile);
   float const ratio = factors_of(float_bits(amax)).inverse * (of_tile * (8.0f / 127.0f));
   uint32_t const eighths = ratio < 8.0f ? 8 : (ratio < 255.0f ? uint32_t(ratio) : 255);
   return {factors_of(float_bits(of_tile)).inverse * (float(eighths) * 0.125f),

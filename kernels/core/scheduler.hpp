@@ -130,8 +130,6 @@ struct TileScheduler {
   }
 
  private:
-  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
-
   // Bytes of K and V per head group; head groups that share a KV head divide its bytes.
   static int64_t bytes_of_group(Problem const& p, int32_t heads) {
     int64_t const of_kv_head = int64_t(p.seq_k.seqlen) * (p.head_dim + p.head_dim_v) * 2;

@@ -56,7 +56,7 @@ struct Score {
   static constexpr bool kRises = kHas<Alibi>;
   // Sinks are divided by the scale if the exponential applies it. A smaller scale than this could
   // make them overflow.
-  static constexpr float kLeastScale = 1e-30f;
+  static constexpr float kMinScale = 1e-30f;
 
   Problem const& p;
   float inner;  // factor of s, before the softcap
@@ -68,13 +68,12 @@ struct Score {
   // Whether the kernel with this score can run the call: the score has every term of the call. A
   // kernel with a bias or a mask requires the call to have one. A score_mod joins the score when
   // the kernel is compiled; it adds to logits, so any scale is allowed.
-  CA_HOST_DEVICE static bool takes(Problem const& p) {
+  CA_HOST_DEVICE static bool can_run(Problem const& p) {
     return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
            (kHas<Alibi> || !Alibi::is_in(p)) &&
            (kHasBias || kHas<PairBias>) == TileBias::is_in(p) &&
            (kHasMask || kHas<PairMask>) == MaskBits::is_in(p) &&
-           (kHasSoftcap || kAdds || p.logits.has_score_mod ||
-            p.logits.softmax_scale >= kLeastScale);
+           (kHasSoftcap || kAdds || p.logits.has_score_mod || p.logits.softmax_scale >= kMinScale);
   }
 
   CA_HOST_DEVICE float log2_scale() const {

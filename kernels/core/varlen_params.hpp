@@ -75,8 +75,6 @@ struct VarlenParams {
   }
 
  private:
-  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
-
   template <int kBlockM>
   CA_HOST_DEVICE PackedTiles packed() const {
     return {problem.seq_q.cu_seqlens, heads, kBlockM};

@@ -133,7 +133,7 @@ CA_CPU_TARGET void round_weights(float* s, int keys) {
     }
   }
   for (int r = 0; r < kWidth; ++r) {
-    inverse[r] = largest[r] < quantize::kLeast ? 0.0f : 255.0f / largest[r];
+    inverse[r] = largest[r] < quantize::kMin ? 0.0f : 255.0f / largest[r];
     largest[r] *= 1.0f / 255.0f;
   }
   for (int n = 0; n < keys; ++n) {
@@ -149,7 +149,7 @@ template <int kWidth>
 CA_CPU_TARGET void round_weights_e4m3(float* s, int keys, float const* sum) {
   alignas(64) float unit[kWidth], inverse[kWidth];
   for (int r = 0; r < kWidth; ++r) {
-    inverse[r] = sum[r] < quantize::kLeast ? 0.0f : quantize::kFp8Sum / sum[r];
+    inverse[r] = sum[r] < quantize::kMin ? 0.0f : quantize::kFp8Sum / sum[r];
     unit[r] = sum[r] * (1.0f / quantize::kFp8Sum);
   }
   for (int n = 0; n < keys; ++n) {

@@ -125,8 +125,8 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
 
 template <class Element>
 CA_CPU_TARGET TileFunction function_for_element(Problem const& p) {
-  if (IdentityScore::takes(p)) return run<Element, IdentityScore>;
-  if (SoftcapScore::takes(p)) return run<Element, SoftcapScore>;
+  if (IdentityScore::can_run(p)) return run<Element, IdentityScore>;
+  if (SoftcapScore::can_run(p)) return run<Element, SoftcapScore>;
   return run<Element, GeneralScore>;
 }
 

@@ -79,7 +79,7 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
 Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const& device,
                 RunOptions const& options, Part part) {
   KernelArguments const& arguments = variant.kernel->arguments;
-  if (part == Part::kBefore && !arguments.has_asides()) return {};
+  if (part == Part::kBefore && !arguments.has_pre_post()) return {};
   if (variant.kernel->function) return variant.kernel->function(problem, options);
   KernelUnit const* unit = variant.unit;
   if (device.device == Device::kCuda) {
@@ -129,14 +129,14 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
 // Whether the plan's only launch is the one that uses its workspace. Then no launch of another
 // thread on this stream can come between two launches of the plan.
 bool is_one_launch(Plan const& plan) {
-  return plan.num_steps == 1 && !plan.steps[0]->kernel->arguments.has_asides();
+  return plan.num_steps == 1 && !plan.steps[0]->kernel->arguments.has_pre_post();
 }
 
 int max_launches_of(Plan const& plan) {
   if (plan.device != Device::kCuda) return 0;
   int launches = 0;
   for (int i = 0; i < plan.num_steps; ++i) {
-    launches += plan.steps[i]->kernel->arguments.has_asides() ? 1 + kNumAsides : 1;
+    launches += plan.steps[i]->kernel->arguments.has_pre_post() ? 1 + kNumPrePost : 1;
   }
   return launches;
 }
@@ -209,7 +209,7 @@ bool find_map_key(Plan const& plan, Problem const& p, RunOptions const& options,
                   Workspace& workspace, MaskMapKey& key) {
   if (plan.num_steps != 1 || is_empty(p, plan.op)) return false;
   ManifestKernel const& kernel = *plan.steps[0]->kernel;
-  bool const makes_map = plan.op == Op::kForward && kernel.arguments.has_asides() &&
+  bool const makes_map = plan.op == Op::kForward && kernel.arguments.has_pre_post() &&
                          (kernel.needs & option::mask) != 0 && kernel.quantize == Quantize::kNone;
   bool const is_dense = !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.is_padded() &&
                         !p.seq_k.is_padded() && !p.kv.has_pages();

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "core/key_splits.hpp"
 #include "cutlass_attn.hpp"
 #include "runtime/check_store.hpp"
 #include "runtime/options.hpp"
 #include "runtime/overlap.hpp"
-#include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 namespace {

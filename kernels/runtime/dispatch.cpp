@@ -95,8 +95,8 @@ bool is_decode(Problem const& p, Op op) {
 // A variant in the order of preference.
 struct Choice {
   Variant const* variant;
-  bool has_cost;  // whether predicted times decide between this kernel and others with a cost
-  int rivals;     // index of its group; within a group predicted times decide
+  bool has_cost;   // whether predicted times decide between this kernel and others with a cost
+  int cost_group;  // predicted times decide between choices of one group
   float min_blocks_per_sm;  // 0: no condition
 };
 
@@ -111,27 +111,27 @@ struct Order {
     struct {
       Variant const* variant = nullptr;
       float cost = 0.0f;
-    } wanted, left;
+    } preferred, fallback;         // fallback: the kernel avoids the call
     Choice const* last = nullptr;  // the last choice that could run
     for (Choice const& choice : choices) {
       Variant const& variant = *choice.variant;
       bool const has_variant = last && last->variant->kernel == variant.kernel;
-      if (has_variant && !(choice.has_cost && choice.rivals == last->rivals)) continue;
-      if (wanted.variant && !choice.has_cost) continue;
+      if (has_variant && !(choice.has_cost && choice.cost_group == last->cost_group)) continue;
+      if (preferred.variant && !choice.has_cost) continue;
       if (choice.min_blocks_per_sm > 0.0f &&
           blocks_per_sm(call.p, call.op, variant.block_m, device) < choice.min_blocks_per_sm) {
         continue;
       }
       if (!can_run(variant, call, device)) continue;
       last = &choice;
-      bool const is_left = avoided(variant, call.p, device) != nullptr;
-      if (!is_left && !variant.cost.is_known()) return &variant;
-      auto& found = is_left ? left : wanted;
-      if (is_left && left.variant && left.variant->kernel != variant.kernel) continue;
+      bool const is_avoided = avoided(variant, call.p, device) != nullptr;
+      if (!is_avoided && !variant.cost.is_known()) return &variant;
+      auto& found = is_avoided ? fallback : preferred;
+      if (is_avoided && found.variant && found.variant->kernel != variant.kernel) continue;
       float const cost = variant.cost.is_known() ? cost_of(variant, call.p, device) : 0.0f;
       if (!found.variant || cost < found.cost) found = {&variant, cost};
     }
-    return wanted.variant ? wanted.variant : left.variant;
+    return preferred.variant ? preferred.variant : fallback.variant;
   }
 };
 
@@ -154,7 +154,7 @@ struct Group {
   // Appends the group's variants to an order: tiles in the order of the rules, then in the order of
   // the manifest, then those that fail a gate.
   void append_to(Order& order, int smem_kb, bool decode) const {
-    int const last = order.choices.empty() ? 0 : order.choices.back().rivals;
+    int const last = order.choices.empty() ? 0 : order.choices.back().cost_group;
     std::vector<Choice> choices = choices_of(last, smem_kb, decode);
     if (decode && choices.empty()) choices = choices_of(last, smem_kb, false);
     int const untuned = last + int(choices.size()) + 1;

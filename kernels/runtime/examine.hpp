@@ -19,7 +19,7 @@ inline std::string capability(int value) {
 }
 
 // First stride, in bytes, that is too large for TMA.
-inline constexpr int64_t kMostTmaStride = int64_t(1) << 40;
+inline constexpr int64_t kMaxTmaStride = int64_t(1) << 40;
 
 // What a variant can lack.
 //   kKind:         the kernel is for another kind of call: device, dtype, accumulator, precision of
@@ -113,7 +113,7 @@ void examine_bias(Problem const& p, Lacks&& lacks) {
                     {"head", p.num_heads_q, bias.head_stride},
                     {"query", p.seq_q.seqlen, bias.row_stride}};
   for (auto const& [name, count, stride] : dims) {
-    if (count <= 1 || (stride >= 0 && stride % kElements == 0 && stride < kMostTmaStride / 2)) {
+    if (count <= 1 || (stride >= 0 && stride % kElements == 0 && stride < kMaxTmaStride / 2)) {
       continue;
     }
     lacks([&, name = name, stride = stride] {
@@ -266,11 +266,11 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
       if (&ref == &p.o) return;  // not written through TMA
       for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
-        if (stride >= 0 && stride < kMostTmaStride / call.element()) return;
+        if (stride >= 0 && stride < kMaxTmaStride / call.element()) return;
         lacks(Lack::kRequest, [&] {
           return std::string(name) + "'s " + dim + " stride is " + std::to_string(stride) +
                  " elements, allowed: from 0 to " +
-                 std::to_string(kMostTmaStride / call.element() - 1);
+                 std::to_string(kMaxTmaStride / call.element() - 1);
         });
       });
     });

@@ -7,8 +7,8 @@
 #include <map>
 #include <mutex>
 
+#include "core/key_splits.hpp"
 #include "runtime/device.hpp"
-#include "sm80/key_splits.hpp"
 #endif
 
 namespace cutlass_attn {

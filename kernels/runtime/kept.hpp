@@ -15,7 +15,7 @@ struct Kept {
   static constexpr int64_t kZerosBytes = kSlotBytes - kSlotDataBytes;  // 1984 counters
   static constexpr int kDataStreams = 4;
   static constexpr int64_t kDataBytes = 4 << 20;
-  static constexpr int64_t kMostBytes = kStreams * kSlotBytes + kDataStreams * kDataBytes;
+  static constexpr int64_t kMaxBytes = kStreams * kSlotBytes + kDataStreams * kDataBytes;
 };
 
 // The memory kept for a stream. Kernels of a stream run in order, so they share it. Its data may

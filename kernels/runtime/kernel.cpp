@@ -16,16 +16,17 @@ namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-// Loads the code of a score and its asides, once per device, and opts in to shared memory beyond 48
-// KB. CUDA would load the code lazily, at the first launch, which would invalidate the capture of
-// another thread.
+// Loads the code of a score and of its pre- and post-launch, once per device, and opts in to shared
+// memory beyond 48 KB. CUDA would load the code lazily, at the first launch, which would invalidate
+// the capture of another thread.
 Status load_code(KernelUnit const& unit, int score, int device_index) {
   std::atomic<uint64_t>& loaded = unit.loaded[score];
   uint64_t const bit = uint64_t(1) << (device_index & 63);
   if (device_index < 64 && loaded.load(std::memory_order_relaxed) & bit) return {};
   RelaxedCapture const relaxed;
   if (!relaxed.status().ok()) return relaxed.status();
-  for (void const* code : {unit.device_code[score], unit.device_asides[0], unit.device_asides[1]}) {
+  for (void const* code :
+       {unit.device_code[score], unit.device_pre_post[0], unit.device_pre_post[1]}) {
     cudaFuncAttributes attributes;
     if (code == nullptr) continue;
     auto const error = cudaFuncGetAttributes(&attributes, code);
@@ -131,22 +132,22 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
     }
     return host_code(params, launch, options);
   };
-  auto const run_aside = [&](int i) -> Status {
-    if (!kernel.has_asides()) return {};
-    Launch const launch = kernel.launch_aside[i](params, unit.facts);
+  auto const run_pre_post = [&](int i) -> Status {
+    if (!kernel.has_pre_post()) return {};
+    Launch const launch = kernel.launch_pre_post[i](params, unit.facts);
     if (launch.blocks == 0) return {};
-    return run(launch, unit.device_asides[i], unit.host_asides[i]);
+    return run(launch, unit.device_pre_post[i], unit.host_pre_post[i]);
   };
   Launch const main = kernel.launch(params, unit.facts);
   Status status;
   if (is_on_device) status = load_code(unit, score, options.device_index);
-  if (status.ok() && part != Part::kRest) status = run_aside(0);
+  if (status.ok() && part != Part::kRest) status = run_pre_post(0);
   if (!status.ok() || part == Part::kBefore) return status;
-  // A kernel without asides is called only if it has something to compute.
-  if (status.ok() && (main.blocks > 0 || !kernel.has_asides())) {
+  // A kernel without pre- and post-launch is called only if it has something to compute.
+  if (status.ok() && (main.blocks > 0 || !kernel.has_pre_post())) {
     status = run(main, unit.device_code[score], unit.host_code[score]);
   }
-  if (status.ok()) status = run_aside(1);
+  if (status.ok()) status = run_pre_post(1);
   return status;
 }
 

@@ -15,7 +15,7 @@
 namespace cutlass_attn {
 
 inline constexpr int kMaxScores = 8;
-inline constexpr int kNumAsides = 2;  // launches before and after the kernel
+inline constexpr int kNumPrePost = 2;  // launches before and after the kernel
 
 // How a kernel's parameters are made, and the scores that it is compiled with. `Params`, the
 // kernel's parameter struct, supplies
@@ -30,10 +30,11 @@ inline constexpr int kNumAsides = 2;  // launches before and after the kernel
 //
 // and, if blocks share the keys of a tile, their number:
 //
-//   static int32_t splits_of_keys(Problem const&, DeviceLimits const&, KernelFacts const&);
+//   static int32_t num_splits(Problem const&, DeviceLimits const&, KernelFacts const&);
 //
-// A kernel with asides has a launch before it and one after it, with equal parameters. Its Params
-// also supplies launch_before() and launch_after(); their grids may be empty.
+// A kernel may have a pre-launch and a post-launch: launches before and after it, with equal
+// parameters. Its Params then also supplies launch_before() and launch_after(); their grids may be
+// empty.
 struct KernelArguments {
   static constexpr int kMaxBytes = 2048;  // of Params
 
@@ -43,21 +44,21 @@ struct KernelArguments {
   int64_t (*workspace_bytes)(Problem const&, DeviceLimits const&, KernelFacts const&) = nullptr;
   int32_t (*splits)(Problem const&, DeviceLimits const&, KernelFacts const&) = nullptr;
   Launch (*launch)(void const* params, KernelFacts const&) = nullptr;
-  Launch (*launch_aside[kNumAsides])(void const* params, KernelFacts const&) = {};
+  Launch (*launch_pre_post[kNumPrePost])(void const* params, KernelFacts const&) = {};
 
-  bool has_asides() const { return launch_aside[0] != nullptr; }
+  bool has_pre_post() const { return launch_pre_post[0] != nullptr; }
 
   int num_scores = 0;
   struct {
     char const* token;
-    bool (*takes)(Problem const&);
+    bool (*can_run)(Problem const&);
   } scores[kMaxScores] = {};
 };
 
 namespace detail {
 template <class Params>
-constexpr auto splits_of(int) -> decltype(&Params::splits_of_keys) {
-  return &Params::splits_of_keys;
+constexpr auto splits_of(int) -> decltype(&Params::num_splits) {
+  return &Params::num_splits;
 }
 template <class Params>
 constexpr std::nullptr_t splits_of(...) {
@@ -81,20 +82,20 @@ constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)
   result.launch = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch(facts);
   };
-  ((result.scores[result.num_scores] = {tokens[size_t(result.num_scores)], &Scores::takes},
+  ((result.scores[result.num_scores] = {tokens[size_t(result.num_scores)], &Scores::can_run},
     ++result.num_scores),
    ...);
   return result;
 }
 
 template <class Params, class... Scores>
-constexpr KernelArguments arguments_with_asides_of(
+constexpr KernelArguments arguments_with_pre_post_of(
     std::array<char const*, sizeof...(Scores)> tokens = {}) {
   KernelArguments result = arguments_of<Params, Scores...>(tokens);
-  result.launch_aside[0] = [](void const* params, KernelFacts const& facts) {
+  result.launch_pre_post[0] = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch_before(facts);
   };
-  result.launch_aside[1] = [](void const* params, KernelFacts const& facts) {
+  result.launch_pre_post[1] = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch_after(facts);
   };
   return result;
@@ -103,12 +104,12 @@ constexpr KernelArguments arguments_with_asides_of(
 // The first of the kernel's scores that fits the call; num_scores if none does.
 inline int score_of(KernelArguments const& kernel, Problem const& problem) {
   int score = 0;
-  while (score < kernel.num_scores && !kernel.scores[score].takes(problem)) ++score;
+  while (score < kernel.num_scores && !kernel.scores[score].can_run(problem)) ++score;
   return score;
 }
 
-// Tokens at the end of the asides' entry names.
-inline constexpr char const* kAsideTokens[kNumAsides] = {"before", "after"};
+// Tokens at the end of the entry names of pre- and post-launch.
+inline constexpr char const* kPrePostTokens[kNumPrePost] = {"before", "after"};
 
 // A compiled instance: its facts, and its code for each score.
 struct KernelUnit {
@@ -118,8 +119,8 @@ struct KernelUnit {
   KernelFacts facts;
   void const* device_code[kMaxScores];  // a __global__ function or a cudaKernel_t
   HostCode host_code[kMaxScores];
-  void const* device_asides[kNumAsides] = {};
-  HostCode host_asides[kNumAsides] = {};
+  void const* device_pre_post[kNumPrePost] = {};
+  HostCode host_pre_post[kNumPrePost] = {};
   // Per score, one bit per device: set if the code is loaded there and may use facts.smem_bytes,
   // the most that Params::launch() may ask for.
   mutable std::atomic<uint64_t> loaded[kMaxScores] = {};

@@ -242,12 +242,12 @@ Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) 
     if (error != cudaSuccess) return cuda_status(error, entry.c_str());
     unit.device_code[i] = kernel;
   }
-  for (int i = 0; arguments.has_asides() && i < kNumAsides; ++i) {
-    std::string const entry = variant.symbol + "__" + kAsideTokens[i];
+  for (int i = 0; arguments.has_pre_post() && i < kNumPrePost; ++i) {
+    std::string const entry = variant.symbol + "__" + kPrePostTokens[i];
     cudaKernel_t kernel;
     error = cudaLibraryGetKernel(&kernel, library, entry.c_str());
     if (error != cudaSuccess) return cuda_status(error, entry.c_str());
-    unit.device_asides[i] = kernel;
+    unit.device_pre_post[i] = kernel;
   }
   return {};
 }

@@ -35,7 +35,7 @@ inline bool has_latent_kv(Problem const& p) {
 inline uint32_t options_of(Problem const& p, Op op) {
   uint32_t bits = 0;
   if (p.logits.softcap != 0.0f) bits |= option::softcap;
-  if (!(p.logits.softmax_scale >= IdentityScore::kLeastScale)) bits |= option::negative_scale;
+  if (!(p.logits.softmax_scale >= IdentityScore::kMinScale)) bits |= option::negative_scale;
   if (p.logits.alibi_slopes) bits |= option::alibi_slopes;
   if (p.logits.bias) bits |= option::bias;
   if (p.mask.elements) bits |= option::mask;

@@ -101,8 +101,8 @@ bool ends_with(std::string const& text, std::string const& end) {
 
 // "; did you mean ...?" with up to three names; empty if no name is spelt like `given`.
 std::string did_you_mean(std::string const& given, std::vector<std::string> const& names) {
-  constexpr size_t kMostHints = 3, kMostCharacters = 100;
-  if (given.empty() || given.size() > kMostCharacters) return "";
+  constexpr size_t kMaxHints = 3, kMaxCharacters = 100;
+  if (given.empty() || given.size() > kMaxCharacters) return "";
   int const most = std::max(1, int(given.size()) / 4);
   std::vector<std::pair<int, std::string>> close;
   for (std::string const& name : names) {
@@ -113,7 +113,7 @@ std::string did_you_mean(std::string const& given, std::vector<std::string> cons
   std::stable_sort(close.begin(), close.end(),
                    [](auto const& a, auto const& b) { return a.first < b.first; });
   std::string text;
-  for (size_t i = 0; i < std::min(close.size(), kMostHints); ++i) {
+  for (size_t i = 0; i < std::min(close.size(), kMaxHints); ++i) {
     if (close[i].first > close[0].first) break;
     text += (i == 0 ? "; did you mean \"" : "\" or \"") + close[i].second;
   }

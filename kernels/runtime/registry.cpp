@@ -7,6 +7,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "sm80/tile_facts.hpp"
+
 namespace cutlass_attn {
 namespace {
 
@@ -22,13 +24,14 @@ bool has_all_scores(ManifestKernel const& kernel, KernelUnit const* unit) {
   return unit != nullptr && unit->device_code[kernel.arguments.num_scores - 1] != nullptr;
 }
 
-// The first two numbers of a tile in a key, "64x128x8": queries and keys.
+// The numbers of a tile in a key, "64x128x8" or "32x32x2c4".
 struct TileSize {
-  int queries = 0, keys = 0;
+  int queries = 0, keys = 0, warps = 1, columns = 1;  // warps along M, and along N
 
   explicit TileSize(std::string const& tile) {
-    std::sscanf(tile.c_str(), "%dx%d", &queries, &keys);
+    std::sscanf(tile.c_str(), "%dx%dx%dc%d", &queries, &keys, &warps, &columns);
   }
+  bool is_valid() const { return queries > 0 && keys > 0 && warps > 0 && columns > 0; }
   // Rows of a block's tile, and of the operand that it iterates over.
   int block_m(Op op) const { return op == Op::kBackward ? keys : queries; }
   int block_n(Op op) const { return op == Op::kBackward ? queries : keys; }
@@ -104,6 +107,38 @@ Status too_late() {
       "variants were already listed or a kernel chosen: add or prefer tiles before that");
 }
 
+// Checks a tile of a kernel that is sm80::Forward. Of other kernels nothing is known.
+TileCheck check_tile(Variant const& like, TileSize const& size) {
+  ManifestKernel const& kernel = *like.kernel;
+  std::string_view const arch = kernel.arch;
+  bool const is_mma = std::string_view(kernel.name).substr(0, 4) == "sm" + std::string(arch);
+  bool const is_forward =
+      kernel.op == Op::kForward && kernel.max_rows == 0 && (kernel.needs & option::latent_kv) == 0;
+  if (!is_mma || !is_forward || arch == "90a") return {};
+  sm80::TileFacts const facts = {like.info.head_dim,
+                                 like.info.head_dim_v,
+                                 size.queries,
+                                 size.keys,
+                                 size.warps,
+                                 size.columns,
+                                 (kernel.options & option::paged_kv) != 0,
+                                 (kernel.needs & option::fp8_kv) != 0,
+                                 kernel.quantize != Quantize::kNone,
+                                 kernel.quantize == Quantize::kInt8,
+                                 kernel.quantize == Quantize::kFp8};
+  TileCheck check;
+  if (char const* const why_not = facts.why_not()) {
+    check.why_not = why_not;
+  } else if (facts.buffer_bytes() >= facts.kMaxSmemBytes) {
+    check.why_not = "needs " + std::to_string(facts.buffer_bytes()) +
+                    " bytes of shared memory for Q, K and V alone; a block may have " +
+                    std::to_string(facts.kMaxSmemBytes);
+  } else {
+    check.spills = facts.spills();
+  }
+  return check;
+}
+
 Status check_class(int smem_kb) {
   std::string allowed;
   for (int kb : facts::kSmemClassesKb) {
@@ -131,7 +166,8 @@ Status add_tile(AddedTile const& tile) {
   Tables& all = tables();
   std::lock_guard const lock(all.mutex);
   if (all.is_final) return too_late();
-  if (TileSize const size(tile.tile); size.queries <= 0 || size.keys <= 0) {
+  TileSize const size(tile.tile);
+  if (!size.is_valid()) {
     return Status::invalid("tile is \"" + tile.tile + "\", allowed: one such as 64x64x4");
   }
   std::vector<Variant> rows;
@@ -140,6 +176,9 @@ Status add_tile(AddedTile const& tile) {
     VariantInfo const& info = like.info;
     if (!is_alike(info, tile) || info.device != Device::kCuda || info.tile.empty()) continue;
     is_known = true;
+    if (TileCheck const check = check_tile(like, size); !check.why_not.empty()) {
+      return Status::invalid(tile.tile + ": " + check.why_not);
+    }
     std::string const key = with_tile(info.key, info.tile, tile.tile);
     auto const has_key = [&](Variant const& v) { return v.info.key == key; };
     if (std::any_of(all.variants.begin(), all.variants.end(), has_key)) continue;
@@ -149,8 +188,8 @@ Status add_tile(AddedTile const& tile) {
     row.info.tile = tile.tile;
     row.info.tier = "tuned";
     row.info.compiled = false;
-    row.block_m = TileSize(tile.tile).block_m(info.op);
-    row.block_n = TileSize(tile.tile).block_n(info.op);
+    row.block_m = size.block_m(info.op);
+    row.block_n = size.block_n(info.op);
     row.cost = {};
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;
@@ -167,6 +206,16 @@ Status add_tile(AddedTile const& tile) {
     all.variants.insert(last.base(), std::move(row));
   }
   return {};
+}
+
+TileCheck check_tile(AddedTile const& tile) {
+  TileSize const size(tile.tile);
+  if (!size.is_valid()) return {"a tile is such as 64x64x4"};
+  for (Variant const& like : registry()) {
+    bool const is_gpu = like.info.device == Device::kCuda && !like.info.tile.empty();
+    if (is_gpu && is_alike(like.info, tile)) return check_tile(like, size);
+  }
+  return {"no variant is of " + name_of(tile)};
 }
 
 Status prefer_tile(TileRule const& rule) {

@@ -30,7 +30,6 @@ struct BackwardParams {
   // queries and of keys have an equal number of rows.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
                                 KernelFacts const& facts) {
-    auto const at_least_1 = [](int32_t x) { return x < 1 ? 1 : x; };
     auto const tiles = [&](int32_t rows) { return (rows + facts.block_m - 1) / facts.block_m; };
     BackwardParams params;
     params.problem = p;

@@ -124,7 +124,7 @@ struct Vectorized {
     // In shared memory, because no registers are left.
     TileCoord tile;
     TileRange range;
-    NearMask mask;
+    TileMask mask;
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
@@ -325,7 +325,7 @@ struct Vectorized {
       IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
       shared.tile = tile;
       shared.range = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
-      shared.mask = mask.near(tile.q_begin);
+      shared.mask = mask.tile_mask(tile.q_begin);
     }
     for (int c = 0; c < kChunks; ++c) {
       Copy<kThreads> copy;
@@ -338,7 +338,7 @@ struct Vectorized {
   // Keys that any query of the warp sees, one bit each: weights of other keys are 0, but 0 times
   // NaN is NaN. Bit j of seen: key lane + 8 j, for this thread's queries.
   template <class Arch>
-  CUTE_DEVICE static uint64_t seen_keys(uint32_t seen, int lane) {
+  CUTE_DEVICE static uint64_t visible_keys(uint32_t seen, int lane) {
     static_assert(kCols == 8 && kBlockN == 64);
     uint64_t keys = 0;
     CUTE_UNROLL
@@ -351,7 +351,8 @@ struct Vectorized {
     return keys;
   }
 
-  // Turns the scores of tile n into weights, in shared memory, and rescales O. Returns seen_keys().
+  // Turns the scores of tile n into weights, in shared memory, and rescales O. Returns
+  // visible_keys().
   template <class Score, class Arch>
   CUTE_DEVICE static uint64_t softmax_weights(Problem const& p, SharedStorage& shared, int n,
                                               Scores& s, float (&max)[kRows],
@@ -405,8 +406,8 @@ struct Vectorized {
         for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
       }
     }
-    bool const may_hide_keys = !full || p.mask.elements.data;
-    uint64_t const keys = may_hide_keys ? seen_keys<Arch>(seen, at.lane) : ~uint64_t(0);
+    bool const may_mask_keys = !full || p.mask.elements.data;
+    uint64_t const keys = may_mask_keys ? visible_keys<Arch>(seen, at.lane) : ~uint64_t(0);
     if (p.dropout.p == 0.0f) return keys;
     DropoutMask const dropout(p);
     // A loop over shared memory, so that the code of Philox appears once, not 32 times.

@@ -87,9 +87,9 @@ class IdleCrews {
 
   // All fibers of the crew must be at the end of a block.
   void leave(std::unique_ptr<Crew> crew) {
-    constexpr size_t kMost = 8;
+    constexpr size_t kMax = 8;
     std::lock_guard<std::mutex> const lock(mutex_);
-    if (crews_.size() < kMost) crews_.push_back(std::move(crew));
+    if (crews_.size() < kMax) crews_.push_back(std::move(crew));
   }
 
  private:

@@ -19,13 +19,13 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
       [&](char* smem) { Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem); });
 }
 
-template <class Kernel, class Aside>
-Status run_aside_on_host(void const* params, Launch const& launch, RunOptions const& options) {
+template <class Kernel, class PrePost>
+Status run_pre_post_on_host(void const* params, Launch const& launch, RunOptions const& options) {
   Schedule schedule = launch_schedule();
   schedule.num_threads = options.num_threads;
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
   return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule,
-                  [&](char* smem) { Aside::template run<arch::Sm80>(arguments, smem); });
+                  [&](char* smem) { PrePost::template run<arch::Sm80>(arguments, smem); });
 }
 
 template <class Kernel, class... Scores>
@@ -34,13 +34,13 @@ KernelUnit host_unit() {
 }
 
 template <class Kernel, class... Scores>
-KernelUnit host_unit_with_asides() {
+KernelUnit host_unit_with_pre_post() {
   return {facts_of<Kernel>(),
           {},
           {&run_on_host<Kernel, Scores>...},
           {},
-          {&run_aside_on_host<Kernel, typename Kernel::Before>,
-           &run_aside_on_host<Kernel, typename Kernel::After>}};
+          {&run_pre_post_on_host<Kernel, typename Kernel::Before>,
+           &run_pre_post_on_host<Kernel, typename Kernel::After>}};
 }
 
 // For tests: runs a kernel type that is not in the manifest.
@@ -51,10 +51,10 @@ Status launch_on_host(Problem const& problem, RunOptions const& options) {
   return launch(arguments, unit, problem, {}, options);
 }
 template <class Kernel, class... Scores>
-Status launch_with_asides_on_host(Problem const& problem, RunOptions const& options) {
-  static KernelUnit const unit = host_unit_with_asides<Kernel, Scores...>();
+Status launch_with_pre_post_on_host(Problem const& problem, RunOptions const& options) {
+  static KernelUnit const unit = host_unit_with_pre_post<Kernel, Scores...>();
   constexpr KernelArguments arguments =
-      arguments_with_asides_of<typename Kernel::Params, Scores...>();
+      arguments_with_pre_post_of<typename Kernel::Params, Scores...>();
   return launch(arguments, unit, problem, {}, options);
 }
 

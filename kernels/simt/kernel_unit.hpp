@@ -9,8 +9,8 @@
 //   static void run(Params const&, char* smem);
 //
 // Optional: `template <class Score> min_blocks_per_sm()`, if it differs between scores; `Machine`,
-// the required Arch, if arch/sm80.hpp is not enough; the types of the launches before and after the
-// kernel (asides),
+// the required Arch, if arch/sm80.hpp is not enough; the types of pre-launch and post-launch,
+// before and after the kernel,
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
@@ -62,12 +62,12 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
     Kernel::template run<symbol##__##token##_mod::Mine, Machine>(all.params, smem);       \
   }
 
-// The __global__ function of an aside, Kernel::Aside.
-#define CA_ASIDE_ENTRY(symbol, token, Kernel, Aside)                       \
-  extern "C" __global__ void __launch_bounds__(Kernel::Aside::kThreads)    \
-      symbol##__##token(__grid_constant__ Kernel::Params const params) {   \
-    extern __shared__ __align__(128) char smem[];                          \
-    Kernel::Aside::template run<::cutlass_attn::arch::Sm80>(params, smem); \
+// The __global__ function of a pre- or post-launch, Kernel::PrePost.
+#define CA_PRE_POST_ENTRY(symbol, token, Kernel, PrePost)                    \
+  extern "C" __global__ void __launch_bounds__(Kernel::PrePost::kThreads)    \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {     \
+    extern __shared__ __align__(128) char smem[];                            \
+    Kernel::PrePost::template run<::cutlass_attn::arch::Sm80>(params, smem); \
   }
 
 // For the host: from nvcc a KernelUnit with the given entries, from NVRTC the facts.
@@ -75,13 +75,14 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
 #define CA_KERNEL_UNIT(symbol, Kernel, ...)                                \
   extern "C" __device__::cutlass_attn::KernelFacts const symbol##__facts = \
       ::cutlass_attn::facts_of<Kernel>();
-#define CA_KERNEL_UNIT_WITH_ASIDES(symbol, Kernel, ...) CA_KERNEL_UNIT(symbol, Kernel, __VA_ARGS__)
+#define CA_KERNEL_UNIT_WITH_PRE_POST(symbol, Kernel, ...) \
+  CA_KERNEL_UNIT(symbol, Kernel, __VA_ARGS__)
 #else
 #include "runtime/kernel.hpp"
 #define CA_KERNEL_UNIT(symbol, Kernel, ...) \
   extern KernelUnit const symbol##__unit;   \
   KernelUnit const symbol##__unit{::cutlass_attn::facts_of<Kernel>(), {__VA_ARGS__}, {}};
-#define CA_KERNEL_UNIT_WITH_ASIDES(symbol, Kernel, ...)               \
+#define CA_KERNEL_UNIT_WITH_PRE_POST(symbol, Kernel, ...)             \
   extern KernelUnit const symbol##__unit;                             \
   KernelUnit const symbol##__unit{::cutlass_attn::facts_of<Kernel>(), \
                                   {__VA_ARGS__},                      \

@@ -194,9 +194,9 @@ struct WmmaOperands {
 };
 
 inline void warp_wmma(int m, int n, WmmaOperands* const (&lanes)[kWarpSize]) {
-  constexpr int kK = 16, kMost = 32;
-  uint16_t a16[kMost * kK], b16[kK * kMost];
-  alignas(16) float a[kMost * kK], b[kK * kMost], c[kMost * kMost];
+  constexpr int kK = 16, kMax = 32;
+  uint16_t a16[kMax * kK], b16[kK * kMax];
+  alignas(16) float a[kMax * kK], b[kK * kMax], c[kMax * kMax];
   auto const each = [&](int size, auto const& visit) {  // visit(lane, i, element)
     for (int lane = 0; lane < kWarpSize; ++lane) {
       for (int i = 0; i < size / kWarpSize; ++i) visit(lane, i, wmma_element_of(lane, i, size));

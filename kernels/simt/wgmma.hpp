@@ -195,11 +195,11 @@ inline float cut_to_13_bits(double x) {
 inline std::string warpgroup_mma8(WgmmaReader& reader,
                                   ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
                                   float* const (&values)[kWarpgroupSize]) {
-  constexpr int kM = 64, kK = 32, kMostN = 256;
+  constexpr int kM = 64, kK = 32, kMaxN = 256;
   engine::WgmmaCall const& first = calls[0]->call;
   bool const is_int8 = first.input == engine::MmaInput::kInt8;
-  static thread_local uint8_t a8[kM][kK], b8[kK][kMostN];
-  static thread_local double a[kM][kK], b[kK][kMostN], c[kM][kMostN];  // sums are exact
+  static thread_local uint8_t a8[kM][kK], b8[kK][kMaxN];
+  static thread_local double a[kM][kK], b[kK][kMaxN], c[kM][kMaxN];  // sums are exact
   WgmmaMatrix const of_a(first.a_descriptor), of_b(first.b_descriptor);
   if ((first.a == nullptr && !of_a.is_swizzled) || !of_b.is_swizzled) {
     return "calls wgmma with an operand that is not swizzled by 128 bytes";
@@ -253,7 +253,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
                                  std::vector<uint32_t>& of_threads, WgmmaLines& lines,
                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
                                  float* const (&values)[kWarpgroupSize]) {
-  constexpr int kM = 64, kK = 16, kMostN = 256;
+  constexpr int kM = 64, kK = 16, kMaxN = 256;
   engine::WgmmaCall const& first = calls[0]->call;
   int const n = first.n;
   for (auto const* call : calls) {
@@ -264,7 +264,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
       return "has a wgmma in flight that differs between the threads of the warpgroup";
     }
   }
-  if (n % 8 != 0 || n < 8 || n > kMostN) return "calls wgmma with n = " + std::to_string(n);
+  if (n % 8 != 0 || n < 8 || n > kMaxN) return "calls wgmma with n = " + std::to_string(n);
 
   WgmmaReader reader{smem, smem_bytes, units, of_threads, lines, {}};
   if (first.input == engine::MmaInput::kInt8 || first.input == engine::MmaInput::kE4m3) {
@@ -273,8 +273,8 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   auto const read = [&](WgmmaMatrix const& matrix, int row, int column) {
     return reader.read<uint16_t>(matrix, row, column);
   };
-  static thread_local uint16_t a16[kM * kK], b16[kK * kMostN];
-  static thread_local float a[kM][kK], b[kK][kMostN], c[kM][kMostN];
+  static thread_local uint16_t a16[kM * kK], b16[kK * kMaxN];
+  static thread_local float a[kM][kK], b[kK][kMaxN], c[kM][kMaxN];
   if (first.a == nullptr) {
     WgmmaMatrix const matrix(first.a_descriptor);
     if (!matrix.is_swizzled) return "calls wgmma with an A that is not swizzled by 128 bytes";

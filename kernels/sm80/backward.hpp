@@ -29,16 +29,16 @@
 //                 not fit); dS of this step and of the previous one
 // Barriers:       one per step
 //
-// backward_rows.hpp has the launches before and after.
+// tile/backward_rows.hpp has the launches before and after.
 #pragma once
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
-#include "sm80/backward_block.hpp"
 #include "sm80/backward_config.hpp"
-#include "sm80/backward_params.hpp"
-#include "sm80/backward_rows.hpp"
 #include "sm80/backward_step.hpp"
+#include "tile/backward_block.hpp"
+#include "tile/backward_params.hpp"
+#include "tile/backward_rows.hpp"
 #include "tile/tile_copy.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -51,7 +51,7 @@ struct Backward {
   using Config = BackwardConfig<Traits>;
   using SeqInfo = typename Config::SeqInfo;
   using Shared = typename Config::SharedStorage;
-  using Params = BackwardParams;
+  using Params = MmaBackwardParams;
   using Before = std::conditional_t<Config::kHasBiasGrad, BackwardBeforeBias<Element, SeqInfo>,
                                     BackwardBefore<Element, SeqInfo>>;
   using After = BackwardAfter<Element, SeqInfo>;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/opaque.hpp"
-#include "sm80/backward_scores.hpp"
+#include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm80 {
 

@@ -6,8 +6,8 @@
 
 #include "core/sequences.hpp"
 #include "core/traits.hpp"
-#include "sm80/backward_block.hpp"
-#include "sm80/backward_params.hpp"
+#include "tile/backward_block.hpp"
+#include "tile/backward_params.hpp"
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -121,7 +121,7 @@ struct BackwardConfig {
   // V follows K. If V moves to registers, it first lies where the stages are.
   struct SharedStorage : std::conditional_t<kKeepsV, KeysAndValues, Keys> {
     Stages stages;
-    // P for the second role, laid out as BackwardScores::Given.
+    // P for the second role, laid out as BackwardScores::SavedWeights.
     alignas(128) char p[kHasRoles ? TileS::kBytes * (kHasBiasGrad ? 2 : 1) : 128];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
     alignas(16) int32_t queries_of_key[kBlockN][2];  // queries that see a key: [begin, end)

@@ -3,9 +3,9 @@
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
-#include "sm80/backward_params.hpp"
-#include "sm80/backward_products.hpp"
-#include "sm80/backward_scores.hpp"
+#include "tile/backward_params.hpp"
+#include "tile/backward_products.hpp"
+#include "tile/backward_scores.hpp"
 #include "tile/tile_copy.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -18,7 +18,7 @@ struct BackwardStep {
   using Scores = BackwardScores<Config, Score, Arch>;
   using Slice = typename Products::Slice;
   using Packed = typename Products::Packed;
-  using Given = typename Scores::Given;
+  using SavedWeights = typename Scores::SavedWeights;
   using Shared = typename Config::SharedStorage;
   using TileQ = typename Config::TileQ;
   using TileS = typename Config::TileS;
@@ -33,7 +33,7 @@ struct BackwardStep {
     CUTE_DEVICE int stage() const { return unsigned(left) % Config::kStages; }
   };
 
-  BackwardParams const& params;
+  MmaBackwardParams const& params;
   Problem const& p;
   Shared& shared;
   typename Config::BlockInfo const& block;
@@ -43,7 +43,7 @@ struct BackwardStep {
   typename Products::Grad grad[Config::kChains];  // dV and dK, or the gradient of the role
   typename Products::Stationary stationary[Config::kChains];  // K and V, or the operand of the role
 
-  CUTE_DEVICE BackwardStep(BackwardParams const& params, SeqLens const& lens, Shared& shared)
+  CUTE_DEVICE BackwardStep(MmaBackwardParams const& params, SeqLens const& lens, Shared& shared)
       : params(params),
         p(params.problem),
         shared(shared),
@@ -221,12 +221,12 @@ struct BackwardStep {
 
   // Index of the workspace tile with a step's queries.
   CUTE_DEVICE int64_t query_tile(Position const& at) const {
-    return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
+    return params.queries.number<MmaBackwardParams::kTileRows, Config::kIsVarlen>(
         p.seq_q, {block.tile.batch, head(at), at.tile * kBlockM});
   }
   // Index of the step's first row, counted from the block's first query head.
   CUTE_DEVICE uint32_t row(Position const& at) const {
-    return unsigned(at.head) * unsigned(params.queries.each) * BackwardParams::kTileRows +
+    return unsigned(at.head) * unsigned(params.queries.each) * MmaBackwardParams::kTileRows +
            unsigned(at.tile) * kBlockM;
   }
   CUTE_DEVICE int head(Position const& at) const {
@@ -292,16 +292,16 @@ struct BackwardStep {
                             Address s, Address queries, bool is_masked, int lane) {
     Slice x;
     Packed words;
-    Given given;
+    SavedWeights saved;
     auto const entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
     scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
-                   words, given);
+                   words, saved);
     Products::second(words, rows.query_rows, Config::kGradODistance, slice, grad[0]);
     Products::first(stationary[Config::kChains - 1], rows.keys, Config::kVDistance,
                     rows.query_columns, Config::kGradODistance, slice, x);
-    add_bias(x, given, place, slice, stats, lane);
-    scores.gradient(x, given, stats, lane, words);
+    add_bias(x, saved, place, slice, stats, lane);
+    scores.gradient(x, saved, stats, lane, words);
     Products::store_s(words, slice, s);
     Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
   }
@@ -318,32 +318,32 @@ struct BackwardStep {
     int const barrier = 1 + warp_n * Config::kSlices + slice;
     Slice x;
     Packed words;
-    Given given;
+    SavedWeights saved;
     typename Scores::Entries entries;
     if (role == 0) entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
     if (role == 0) {
       scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
-                     words, given);
-      give(given, handover);
+                     words, saved);
+      send(saved, handover);
       Arch::arrive(barrier, 64);  // P full
       wait_for_grad_o(slice);
     } else {
       Arch::sync(barrier, 64);  // P full
-      take(given, handover);
-      add_bias(x, given, place, slice, stats, lane);
-      scores.gradient(x, given, stats, lane, words);
+      receive(saved, handover);
+      add_bias(x, saved, place, slice, stats, lane);
+      scores.gradient(x, saved, stats, lane, words);
       Products::store_s(words, slice, s);
     }
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
   }
 
   // Adds dP of a slice to the bias gradient.
-  CUTE_DEVICE void add_bias(Slice const& dp, Given const& given, StepPlace const& at, int slice,
-                            Address stats, int lane) const {
+  CUTE_DEVICE void add_bias(Slice const& dp, SavedWeights const& saved, StepPlace const& at,
+                            int slice, Address stats, int lane) const {
     if constexpr (Config::kHasBiasGrad) {
       Slice x = dp;
-      scores.softmax_grad(x, given.logits, stats, lane);
+      scores.softmax_grad(x, saved.logits, stats, lane);
       add_to_bias<Scores>(params.grad.bias, x, at, slice, scores, lane);
     }
   }
@@ -361,15 +361,15 @@ struct BackwardStep {
     Products::store_s(zeros, slice, s);
   }
 
-  CUTE_DEVICE static void give(Given const& given, Address to) {
-    give(given.products, to);
-    if constexpr (Config::kHasBiasGrad) give(given.logits, to + Address(TileS::kBytes));
+  CUTE_DEVICE static void send(SavedWeights const& saved, Address to) {
+    send(saved.products, to);
+    if constexpr (Config::kHasBiasGrad) send(saved.logits, to + Address(TileS::kBytes));
   }
-  CUTE_DEVICE static void take(Given& given, Address from) {
-    take(given.products, from);
-    if constexpr (Config::kHasBiasGrad) take(given.logits, from + Address(TileS::kBytes));
+  CUTE_DEVICE static void receive(SavedWeights& saved, Address from) {
+    receive(saved.products, from);
+    if constexpr (Config::kHasBiasGrad) receive(saved.logits, from + Address(TileS::kBytes));
   }
-  CUTE_DEVICE static void give(Packed const& words, Address to) {
+  CUTE_DEVICE static void send(Packed const& words, Address to) {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL
@@ -377,7 +377,7 @@ struct BackwardStep {
         Arch::store_shared(to + Address((n * Config::kKeyBlocks + m) * 512), words[n][m]);
     }
   }
-  CUTE_DEVICE static void take(Packed& words, Address from) {
+  CUTE_DEVICE static void receive(Packed& words, Address from) {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL

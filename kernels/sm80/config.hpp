@@ -12,6 +12,7 @@
 #include "core/scheduler.hpp"
 #include "core/terms/alibi.hpp"
 #include "core/traits.hpp"
+#include "sm80/tile_facts.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
 
@@ -29,7 +30,7 @@ struct Config {
   static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
   using Coord = BasicTileCoord<typename Traits::SeqInfo>;
   using Element = typename Traits::Element;
-  using Kv = typename Traits::Kv;  // in which K and V are stored; E4M3: products_fp8.hpp
+  using Kv = typename Traits::Kv;  // in which K and V are stored; E4M3: tile/products_fp8.hpp
   static constexpr bool kIsFp8 = Traits::kIsFp8;
   using QkAccumulator = typename Traits::Accumulators::Qk;
   using PvAccumulator = typename Traits::Accumulators::Pv;
@@ -50,11 +51,12 @@ struct Config {
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kWarpsM = Traits::kWarpsM, kWarpsN = Traits::kWarpsN;
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kRowBlocks = kBlockM / kWarpsM / 16;  // m16 blocks per warp
-  static constexpr int kRows = 2 * kRowBlocks;               // rows per thread
-  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;   // columns of O per warp
-  static_assert(kBlockM % (16 * kWarpsM) == 0 && kBlockN % 16 == 0);
+  static constexpr TileFacts kFacts = {kHeadDim, kHeadDimV, kBlockM, kBlockN,  kWarpsM, kWarpsN,
+                                       kIsPaged, kIsFp8,    kIsInt8, kIsInt8V, kIsE4m3V};
+  static constexpr int kThreads = kFacts.threads();
+  static constexpr int kRowBlocks = kFacts.row_blocks();  // m16 blocks per warp
+  static constexpr int kRows = 2 * kRowBlocks;            // rows per thread
+  static constexpr int kWarpColumns = kFacts.warp_columns();
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   // Two 8-bit numbers count as one element of the tile, for copies and ldmatrix.
@@ -74,24 +76,15 @@ struct Config {
     return kIsDense ? 1.0f : scale_of(p.v, head_kv);
   }
 
-  // Whether Q stays in registers, which selects the schedule. It does if it takes at most 32
-  // registers, or, in int8, if Q and O take at most 128; K and V then have two stages each. With P
-  // V in 8 bits, S of a whole tile needs these registers.
-  static constexpr bool kIsSplit = kWarpsN > 1;
-  static constexpr int kSteps = kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
-  static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
-  static constexpr bool kKeepsQ =
-      !kIsSplit && !kIs8BitV && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
+  static constexpr bool kIsSplit = kFacts.is_split();
+  static constexpr bool kKeepsQ = kFacts.keeps_q();  // Q stays in registers
   // Keys of a tile that share scales, and the number of these groups in a tile.
   static constexpr int kScaleKeys = kBlockN < quantize::kTileKeys ? kBlockN : quantize::kTileKeys;
   static constexpr int kScaleTiles = kBlockN / kScaleKeys;
-  static_assert(!kIsInt8 || (!kIsSplit && !kIsPaged && kBlockN % kScaleKeys == 0 &&
-                             quantize::kTileKeys % kScaleKeys == 0));
-  static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
-                "weights are rounded relative to their row in one tile");
-  // With P V in 8 bits, shared memory also has room for two stages, up to a head_dim of 128.
-  static constexpr bool kHasTwo8BitTiles = kIs8BitV && TileK::kBytes + TileV::kBytes <= 16 * 1024;
-  static constexpr int kStages = kKeepsQ || kHasTwo8BitTiles ? 2 : 1;
+  static_assert(!kIsInt8 || (!kIsSplit && !kIsPaged));
+  static_assert(!kIs8BitV || kIsInt8);
+  static constexpr bool kHasTwo8BitTiles = kFacts.has_two_8_bit_tiles();
+  static constexpr int kStages = kFacts.stages();
   // Buffers for scales of keys: one for each tile that may be in shared memory.
   static constexpr int kScalePlaces = kIs8BitV ? kStages : 2 * kScaleTiles;
   CUTE_DEVICE static int place_of_scales(int key) {
@@ -115,7 +108,7 @@ struct Config {
     // With 64 keys, d128 128x64x4 has a hundred more instructions in the loop, for local memory.
     if (kIsInt8V && kRowBlocks > 1 && kIsTight && !Score::kIsGeneral) return 32;
     if (kIs8BitV) return kBlockN;
-    if (kIsInt8 && kQAndO > (kMinBlocksPerSm == 3 ? 64 : 96)) return 16;
+    if (kIsInt8 && kFacts.q_and_o() > (kMinBlocksPerSm == 3 ? 64 : 96)) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
 
@@ -125,35 +118,19 @@ struct Config {
   static constexpr int kMaxWeightSum =
       std::is_same_v<PvAccumulator, cutlass::half_t> && !kIsInt8 ? 16 : 4096;
 
-  // Two blocks per SM for 32 rows per warp, with up to 255 registers. 16 rows per warp need at most
-  // 168 registers while the head dim is small. Q in int8 takes half of the registers, so it also
-  // fits 168 at a head_dim of 128, and with 32 rows per warp in tiles of 128 keys, which are for
-  // GPUs whose shared memory holds three blocks.
-  static constexpr bool kIsSmall =
-      kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 && !kIsPaged;
-  static constexpr bool kIsSmallInInt8 =
-      kIsInt8 && kKeepsQ && kQAndO <= 80 && (kRowBlocks == 1 || kBlockN == 128);
-  static constexpr int kMinBlocksPerSm = kIsSplit ? 1 : kIsSmall || kIsSmallInInt8 ? 3 : 2;
-  // P V in int8 then fits 128 registers, unless the score has options: four warps per scheduler
-  // instead of three are 6 % faster on an H100.
+  static constexpr int kMinBlocksPerSm = kFacts.min_blocks_per_sm();
+  // P V in int8 with 16 rows per warp and a small head dim fits 128 registers, unless the score has
+  // options: four warps per scheduler instead of three are 6 % faster on an H100.
   template <class Score>
   static constexpr int min_blocks_per_sm() {
-    return kIsInt8V && kIsSmall && !Score::kIsGeneral ? 4 : kMinBlocksPerSm;
+    return kIsInt8V && kFacts.is_small() && !Score::kIsGeneral ? 4 : kMinBlocksPerSm;
   }
 
   // A warp's rows of S or O.
   template <class Accumulator, int kColumns>
   using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 
-  // Columns of Q, in k-steps of 16, that stay in registers if several warps share a row. The other
-  // columns are read from shared memory in every tile. Q and O together take up to 160 registers.
-  // The general score holds more values and leaves room for fewer.
-  static constexpr int q_steps_kept(bool is_general) {
-    int const budget = is_general ? 144 : 160;
-    int const steps = (budget - kRowBlocks * (kWarpColumns / 8) * 4) / (kRowBlocks * 4);
-    return steps < kHeadDim / 16 ? steps : kHeadDim / 16;
-  }
-  static constexpr int kMovedBytes = q_steps_kept(true) / 4 * TileQ::kChunkBytes;
+  static constexpr int kMovedBytes = kFacts.moved_bytes();
 
   // Per-block state besides the operands. In shared memory, because the main loop has no registers
   // for it.
@@ -202,7 +179,7 @@ struct Config {
                      std::conditional_t<kHasMask, MapRow, NoMapRow> {
     Coord tile;
     TileRange range;    // key tiles that the tile's queries see, in keys
-    NearMask interval;  // for queries from the tile's first on
+    TileMask interval;  // for queries from the tile's first on
     KeyRange keys;      // that any of the tile's queries sees
     union {
       DropoutMask dropout;  // with the general score, or kDrops
@@ -284,18 +261,9 @@ struct Config {
   static constexpr int kVOffset = !kIsInt8      ? kStages * TileK::kBytes
                                   : kQIsBehindV ? TileK::kBytes
                                                 : TileK::kBytes + TileQ8::kBytes;
-  static constexpr int kBufferBytes =
-      kIsSplit ? TileK::kBytes + TileV::kBytes
-               : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
-  static_assert(kIsInt8 || TileO::kBytes <= kBufferBytes);
   static_assert(!(kHasBias || kHasMask) || (kIsDense && !kIsSplit && !kIsInt8));
   static_assert(!kIsFp8 || (!kIsSplit && !kIsInt8));
-  static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
-  static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),
-                "a warp's columns of V must be whole chunks");
-  static_assert(!kIsSplit || kBlockN / kWarpsN == 8, "one ldmatrix of K loads 8 keys x 32 columns");
   static_assert(!kIsInt8 || kIs8BitV || std::is_same_v<PvAccumulator, float>);
-  static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
   static_assert(!kIsSplit ||
                     (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),
                 "the split schedule accumulates in fp32 only");

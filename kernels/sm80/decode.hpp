@@ -2,7 +2,7 @@
 // kernel is bound by reading K and V from memory once.
 //
 //   Grid:       tiles of kBlockM rows of the packed query heads of a KV head (core/scheduler.hpp),
-//               times the splits of their keys (key_splits.hpp).
+//               times the splits of their keys (core/key_splits.hpp).
 //   Block:      kWarps warps, which share the rows and take tiles of kBlockN keys in turn.
 //   Warp:       all rows, some of the key tiles, with a softmax state and an O of its own. There is
 //               no barrier between warps before the end.
@@ -13,14 +13,14 @@
 //   Pipeline:   kStages - 1 tiles of a warp are in flight while it computes one.
 //   Merge:      warps through shared memory; splits through global memory, by the block that
 //               finishes last. Both in key order, so that results repeat bitwise.
-//               bitwise.
 #pragma once
 
 #include "core/epilogue.hpp"
 #include "core/score.hpp"
+#include "sm80/config.hpp"
 #include "sm80/decode_params.hpp"
 #include "sm80/kv_gather.hpp"
-#include "sm80/products_fp8.hpp"
+#include "tile/products_fp8.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -91,7 +91,7 @@ struct Decode {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
-    NearMask const interval = mask.near(tile.q_begin);
+    TileMask const interval = mask.tile_mask(tile.q_begin);
 
     KeyRange const keys = mask.keys(tile.q_begin, tile.q_end);
     WarpKeys<Score, Arch> warp(params, tile, {range, interval, keys}, lens, gather, shared);
@@ -112,7 +112,7 @@ struct Decode {
  private:
   struct Masks {
     TileRange const& range;  // key tiles, in keys
-    NearMask const& interval;
+    TileMask const& interval;
     KeyRange const& keys;  // that any row sees
   };
 
@@ -246,8 +246,8 @@ struct Decode {
       }
       auto&& s = Step::in_fp32(acc_s[0]);
       scores.apply(as_rows(s), key, is_full);
-      SeenKeys<Arch, kN> seen;
-      if (Score::kIsGeneral && p.mask.elements.data) seen.find(as_rows(s));
+      VisibleKeys<Arch, kN> visible;
+      if (Score::kIsGeneral && p.mask.elements.data) visible.find(as_rows(s));
       typename Step::Scores weights = s;
       typename Step::P weights_16;
       bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
@@ -261,7 +261,7 @@ struct Decode {
       auto const v_rows = Step::v_rows(v_stage(stage), lane);
       Step::load_v(v_rows, 0, v_first);
       if constexpr (Score::kIsGeneral) {
-        Step::pv(weights_16, v_rows, 0, v_first, acc_o, seen);
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o, visible);
       } else {
         Step::pv(weights_16, v_rows, 0, v_first, acc_o);
       }

@@ -1,7 +1,7 @@
 // Launch parameters of the decode kernel.
 #pragma once
 
-#include "sm80/key_splits.hpp"
+#include "core/key_splits.hpp"
 
 namespace cutlass_attn {
 
@@ -25,7 +25,7 @@ struct DecodeSplits {
     bool const has_room = device.smem_per_sm >= 2 * (98 << 10) && p.k.dtype == p.q.dtype;
     bool const has_small_pages = p.kv.block_table && p.kv.page_size <= kSmallPage;
     int64_t const blocks = int64_t(device.num_sms) * (has_small_pages && has_room ? 2 : 1);
-    int64_t most = most_keys(p, p.seq_q.seqlen) / kMinKeys;
+    int64_t most = max_keys(p, p.seq_q.seqlen) / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
     Waves best(tiles, blocks);
     for (Waves each = best; each.splits < most && best.spare != 0;) {

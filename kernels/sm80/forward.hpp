@@ -2,21 +2,22 @@
 //
 // Grid:         one block per kBlockM rows of a head; with fewer queries than that, of all heads of
 //               a KV head together (core/scheduler.hpp). With kSplitsKeys, times the splits of the
-//               keys (key_splits.hpp).
+//               keys (core/key_splits.hpp).
 // Block:        kWarpsM warps along M, kWarpsN along N; a loop over tiles of kBlockN keys.
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N, a share of the keys for S and of the head dimension for O.
-// Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp).
-//               PvAccumulator = int32_t then multiplies P V in int8 (quantized_weights.hpp), and
-//               half_t in e4m3 (fp8_weights.hpp); both use tile_weights.hpp.
+// Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t
+//               (tile/products.hpp).
+//               QkAccumulator = int32_t multiplies Q K^T in int8 (../quantized/queries.hpp).
+//               PvAccumulator = int32_t then multiplies P V in int8 (quantized/int8_weights.hpp),
+//               and half_t in e4m3 (../quantized/fp8_weights.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q if
 //               it fits.
 // Shared:       Q, and tiles of K and V, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
 // Pipeline:     one of five schedules, each in a file. Q in registers: pipelined.hpp, or
 //               general.hpp with the general score. Q in shared memory: tiled.hpp. Several warps
-//               along N: split.hpp. P V in 8 bits: int8.hpp.
+//               along N: split.hpp. P V in 8 bits: quantized/int8.hpp.
 // Mask:         a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp).
 #pragma once
 
@@ -26,16 +27,16 @@
 #include "core/epilogue.hpp"
 #include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
+#include "quantized/quantize_values.hpp"
 #include "sm80/general.hpp"
-#include "sm80/int8.hpp"
-#include "sm80/merge_splits.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
-#include "sm80/quantize_values.hpp"
+#include "sm80/quantized/int8.hpp"
 #include "sm80/split.hpp"
 #include "sm80/split_keys_params.hpp"
 #include "sm80/tiled.hpp"
 #include "tile/mask_map.hpp"
+#include "tile/merge_splits.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -55,6 +56,11 @@ struct Forward {
   static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit &&
                                  !kHasBias && !kHasMask));
   using Shared = typename Config::SharedStorage;
+  static_assert(Config::kFacts.why_not() == nullptr, "the tile breaks a rule of tile_facts.hpp");
+  // What is not a buffer: BlockInfo, and less than 144 bytes for alignment.
+  static constexpr int kRestBytes = int(sizeof(Shared)) - Config::kFacts.buffer_bytes();
+  static_assert(kRestBytes >= int(sizeof(typename Config::BlockInfo)) &&
+                kRestBytes < int(sizeof(typename Config::BlockInfo)) + 144);
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
@@ -70,7 +76,7 @@ struct Forward {
                                       QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
                                       QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
   using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM, kBlockN>, Quantize>;
-  using After = NoAside<Params>;
+  using After = NoLaunch<Params>;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
@@ -103,7 +109,7 @@ struct Forward {
         shared.block.all_bits = params.map.bits_of(row);
       } else {
         shared.block.range = own;
-        shared.block.interval = mask.near(tile.q_begin);
+        shared.block.interval = mask.tile_mask(tile.q_begin);
         shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
       }
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
@@ -131,7 +137,7 @@ struct Forward {
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
     bool has_keys = own.begin < own.end;  // visible keys
-    if constexpr (kHasMask) has_keys = tiles.is_there();
+    if constexpr (kHasMask) has_keys = tiles.has_tile();
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
     // If Q stays in registers, the first copies of aligned, dense K and V need nothing from
     // shared.block, except with a mask or if rows are left out. So they start before the barrier
@@ -152,7 +158,7 @@ struct Forward {
     // opaque: without it, the compiler keeps the thread's place in registers through the loop.
     Place const place{opaque(Arch::thread())};
     if constexpr (kSplitsKeys) {
-      SplitMerge<Config, Score, Arch> const splits{params.splits, place};
+      SplitMerge<Config, Arch, Result<Config, Score, Arch>> const splits{params.splits, place};
       if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
     }
     if constexpr (Config::kIsInt8 && Score::kIsIdentity) {

@@ -62,15 +62,15 @@ struct GeneralSchedule {
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
       in.scores.apply_terms(as_rows(scores), key);
-      SeenKeys<Arch, kKeyBlock> seen;
-      unpredicated_if(in.scores.may_hide_keys(key), [&] { seen.find(as_rows(scores)); });
+      VisibleKeys<Arch, kKeyBlock> visible;
+      unpredicated_if(in.scores.may_mask_keys(key), [&] { visible.find(as_rows(scores)); });
       out.softmax.softmax_weights_checked(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
       typename Step::P p;
       Step::pack(scores, p);
       typename Operands<Config, Score, Arch>::Drawn drawn;
       in.drop(key, j % (32 / kKeyBlock) * kKeyBlock, drawn, p);
       out.softmax.add_sums();
-      pv_of_seen<Step>(p, v_rows, j, v_first, out.acc_o, seen);
+      pv_of_visible<Step>(p, v_rows, j, v_first, out.acc_o, visible);
       j = next_j;
       stage = next_stage;
     }

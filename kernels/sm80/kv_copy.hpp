@@ -3,8 +3,8 @@
 
 #include "core/opaque.hpp"
 #include "core/sequences.hpp"
+#include "quantized/key_tiles.hpp"
 #include "sm80/config.hpp"
-#include "sm80/key_tiles.hpp"
 #include "sm80/paged_rows.hpp"
 #include "tile/tile_copy.hpp"
 

@@ -58,8 +58,8 @@ struct KvGather {
                      p.seq_q.seqlen * tile.heads <= Config::kBlockM) {}
 
   // Sets the keys that any row sees. Called first.
-  CUTE_DEVICE void set_keys(KeyRange const& seen) {
-    keys = seen;
+  CUTE_DEVICE void set_keys(KeyRange const& visible) {
+    keys = visible;
     evict_first = leaves_l2();
   }
 
@@ -104,10 +104,10 @@ struct KvGather {
   //
   // The number of bytes is estimated from this sequence.
   CUTE_DEVICE bool leaves_l2() const {
-    constexpr int64_t kLeast = 32 << 20, kMost = 192 << 20;
+    constexpr int64_t kMin = 32 << 20, kMax = 192 << 20;
     int64_t const columns = int64_t(p.head_dim + p.head_dim_v) * int(sizeof(Kv));
     int64_t const bytes = columns * keys.end * p.num_heads_kv * p.batch;
-    return is_read_once && bytes >= kLeast && bytes <= kMost;
+    return is_read_once && bytes >= kMin && bytes <= kMax;
   }
   CUTE_DEVICE int column() const { return lane % kVectors * (8 * kElements); }
   CUTE_DEVICE int64_t offset(Operand const& t) const {

@@ -1,46 +1,49 @@
 // Latent attention (MLA) on mma.sync: V is the first columns of K, so that one tile serves as both.
-// For 16 rows or a few times as many it is bound by reading the latents from memory once.
+// Up to a few times 16 rows, the kernel is bound by reading the latents from memory once.
 //
 //   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
-//               scheduler.hpp), times the splits of their keys (key_splits.hpp). With lists of keys
-//               the rows are heads of one query.
-//   Block:      kWarpsM x kWarpsD warps. Those along M have 16 rows each; those along D share rows
-//               and divide the columns of the tile of keys. With four along D:
+//               scheduler.hpp), times the splits of their keys (core/key_splits.hpp). With lists
+//               of keys the rows are heads of one query.
+//   Block:      kWarpsM x kWarpsD warps. Warps along M have 16 rows each. Warps along D share rows
+//               and divide the columns of a tile of keys. With four warps along D:
 //
 //                    K     0        128       256       384       512  528  544  560  576
 //                          | slice of 0 | 1 |   2    |    3    | tails: 0 | 1 | 2 | 3 |
 //                          '------------- V -------------'
 //
 //   Warp:       16 rows, a slice, which is its columns of V and of O, and a tail, columns that V
-//               lacks. The warps with one slice copy it together; no other warp reads it. S of
-//               their columns is a partial sum; warps that share rows add up their sums through
-//               shared memory. All of these compute the same softmax, and each multiplies P by its
-//               slice.
+//               lacks. The warps with one slice copy it together; no other warp reads it. S over a
+//               warp's columns is a partial sum. Warps that share rows add up their partial sums
+//               through shared memory. Each of them then computes softmax of the rows, and
+//               multiplies P by its slice.
 //   Registers:  Q of the warp's columns, S and P of a tile, O of the slice.
 //   Shared:     for each slice kStages tiles, filled by cp.async, and the row addresses of the tile
 //               that is copied next; two buffers for partial sums.
-//   Pipeline:   kStages - 1 tiles are in flight while one is computed. A tile has one barrier of
-//               the warps of a slice (of a warp, where it has the slice alone) and one of the warps
-//               that share rows:
+//   Pipeline:   kStages - 1 tiles are in flight while one is computed. A tile has two barriers:
+//               one of the warps that share a slice (a single warp, if no other has the slice), and
+//               one of the warps that share rows:
 //
 //                 slice full | S of own columns -> buffer n % 2 | rows | sum of all -> P -> O
 //
-//   Conversion: of a cache in bytes (Stored: a format of core/token_format.hpp) the stages hold the
-//               bytes of tokens. Each warp converts its rows of a stage to the one tile that is
-//               computed, between two barriers of the warps of a slice.
-//   Merge:      the last block of each group of splits merges the group, and the last of those
-//               blocks the groups, in the order of the keys (merge_splits.hpp).
+//   Conversion: for an 8-bit cache (Stored: a format of core/token_format.hpp) the stages hold the
+//               bytes of tokens. Between two barriers of the warps of a slice, each warp converts
+//               its rows of a stage to the one tile that is computed.
+//   Merge:      the last block of each group of splits merges the group. The last of these blocks
+//               merges the groups. Both in key order (tile/merge_splits.hpp).
 #pragma once
 
 #include <type_traits>
 
 #include "core/epilogue.hpp"
+#include "core/mask.hpp"
 #include "core/score.hpp"
-#include "sm80/latent_params.hpp"
-#include "sm80/latent_rows.hpp"
-#include "sm80/latent_tokens.hpp"
-#include "sm80/merge_splits.hpp"
-#include "sm80/products.hpp"
+#include "core/traits.hpp"
+#include "latent/params.hpp"
+#include "latent/rows.hpp"
+#include "latent/tokens.hpp"
+#include "sm80/config.hpp"
+#include "tile/merge_splits.hpp"
+#include "tile/products.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
@@ -59,8 +62,8 @@ struct Latent {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsD;
   static constexpr int kMinBlocksPerSm = kWarpsM > 1 ? 1 : 2;
   static constexpr bool kPacksHeads = true;
-  static constexpr int kSlice = kHeadDimV / kWarpsD;              // columns of V of a warp
-  static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of what V lacks
+  static constexpr int kSlice = kHeadDimV / kWarpsD;              // a warp's columns of V
+  static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of K beyond V
   static constexpr bool kHasTail = kTail > 0;
   static constexpr int kWarpKeys = kBlockN / kWarpsM;  // rows of a tile that a warp copies
   static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
@@ -84,7 +87,7 @@ struct Latent {
   static constexpr int kRows = SliceConfig::kRows;
   static constexpr int kBlocks = kBlockN / 8;  // m16n8 blocks of S
 
-  // What SplitMerge wants to know: O of the block, of which each warp has its columns.
+  // Traits that SplitMerge requires: O of the block. Each warp has its columns of O.
   struct MergeConfig {
     static constexpr int kBlockM = Shape::kBlockM, kHeadDimV = Shape::kHeadDimV;
     static constexpr int kWarpColumns = kSlice;
@@ -101,7 +104,7 @@ struct Latent {
   };
   using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S
   using Tokens = typename TokenStageOf<Stored, kBlockN, kSlice, kTail, kWarpsD, kConverts>::Type;
-  // The most stages that fit Ada's 99 KB, and so two blocks on an SM of Hopper.
+  // As many stages as fit Ada's 99 KB. Two blocks then fit an SM of Hopper.
   static constexpr int kSmemOfAda = 99 << 10;
   static constexpr int kTileBytes = kWarpsD * int(sizeof(Stage));
   static constexpr int kStageBytes = kConverts ? int(sizeof(Tokens)) : kTileBytes;
@@ -111,12 +114,12 @@ struct Latent {
   static_assert(kStages >= 2);
   using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
 
-  // Of a block. In shared memory, because the main loop is short of registers: otherwise tiles of
-  // 64 rows have 160 bytes of local memory.
+  // State of a block. In shared memory, because the main loop is short of registers: in registers,
+  // tiles of 64 rows would have 160 bytes of local memory.
   struct BlockInfo {
     Coord tile;
     TileRange range;  // tiles of keys, in keys
-    NearMask interval;
+    TileMask interval;
     Source source;
   };
   struct NoTokens {};
@@ -126,10 +129,10 @@ struct Latent {
   struct Shared : std::conditional_t<kConverts, TokenStages, NoTokens> {
     Stage stages[kWarpsD][kConverts ? 1 : kStages];
     PartialSums sums[2];
-    typename Source::Row rows[kWarpsM][kWarpsD][kWarpKeys];  // of the tile that a warp copies next
-    // Rows of a stage's tile that are keys, with lists; each warp has the bits of what it copies.
+    typename Source::Row rows[kWarpsM][kWarpsD][kWarpKeys];  // addresses of the next tile
+    // With lists: bit mask of a stage's rows that are keys. Each warp has the bits of its rows.
     uint32_t present[kWarpsD][kStages][kWarpsM];
-    int32_t ticket;  // the number of blocks that finished before this one
+    int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;
   };
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -141,12 +144,12 @@ struct Latent {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const unit = params.splits.unit(Arch::block());  // tile of rows
     Coord const tile = params.template tile_of<kBlockM, Arch>(unit);
-    if (tile.rows <= 0) return;  // also in all other splits of this tile
+    if (tile.rows <= 0) return;  // all splits of this tile return
     SeqLens const lens = tile.seq.lens(p);
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     if (Arch::thread() == 0) {
-      shared.block = {tile, all.in_keys(kN), mask.near(tile.q_begin), {p, tile, lens}};
+      shared.block = {tile, all.in_keys(kN), mask.tile_mask(tile.q_begin), {p, tile, lens}};
     }
     Arch::sync();  // block full
 
@@ -155,14 +158,14 @@ struct Latent {
     warp.run(own.begin * kN, own.end * kN);
     if (params.splits.count > 1) {
       typename MergeConfig::Place const place{Arch::thread()};
-      SplitMerge<MergeConfig, Score, Arch, Result<Score, Arch>> const merge{params.splits, place};
+      SplitMerge<MergeConfig, Arch, Result<Score, Arch>> const merge{params.splits, place};
       if (!merge.run_in_groups(warp.result, shared.ticket)) return;
     }
     warp.finish();
   }
 
  private:
-  // O of a warp's slice, and the softmax state of its rows, which all warps have.
+  // O of a warp's slice, and the softmax state of its rows, which is equal in all warps of a row.
   template <class Score, class Arch>
   struct Result {
     typename Products<SliceConfig, Score, Arch>::O acc_o;  // (MMA, M, D)
@@ -213,7 +216,7 @@ struct Latent {
                  {d, slice, tail},
                  shared.block.source} {}
 
-    // Computes the tiles of keys [first, last).
+    // Processes the tiles of keys [first, last).
     CUTE_DEVICE void run(int first, int last) {
       clear(result.acc_o);
       CUTE_UNROLL
@@ -281,7 +284,7 @@ struct Latent {
       return slice_of(stage) + int(offsetof(Stage, tail));
     }
 
-    // Starts the copy of the tile that was looked up, unless it is beyond the last.
+    // Starts the copy of the tile that was looked up, if it exists.
     CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
       if constexpr (kConverts) {
         gather.place(shared.tokens[stage]);
@@ -303,7 +306,7 @@ struct Latent {
       Arch::cp_async_commit_group();
     }
 
-    // Barriers of the warps of a slice, and of those that share rows.
+    // Barriers of the warps that share a slice, and of the warps that share rows.
     CUTE_DEVICE void sync_slice() const {
       if constexpr (kWarpsM == 1) {
         Arch::sync_warp();
@@ -319,7 +322,7 @@ struct Latent {
       }
     }
 
-    // Q of the warp's columns, as A of mma: zeros beyond the last row and column.
+    // Loads Q of the warp's columns as the A operand, with zeros beyond the last row and column.
     CUTE_DEVICE void load_queries() {
       load_queries(q_slice, slice);
       if constexpr (kHasTail) load_queries(q_tail, tail);
@@ -344,7 +347,7 @@ struct Latent {
     CUTE_DEVICE void multiply_queries(int stage, S& s) const {
       SliceStep::qk(q_slice, SliceStep::k_rows(slice_of(stage), lane), 0, {}, s);
       if constexpr (kHasTail) {
-        // As SliceStep does it.
+        // As SliceStep does.
         Address const rows =
             tail_of(stage) + TileTail::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
         CUTE_UNROLL
@@ -358,8 +361,8 @@ struct Latent {
       }
     }
 
-    // Adds S of the other warps' columns. All warps get the same bits: a sum of two does not depend
-    // on their order, and of four all add the sums of warps 0 and 1, and 2 and 3.
+    // Adds the partial sums of the other warps. All warps get equal bits: a sum of two does not
+    // depend on their order, and of four every warp adds (0 + 1) and (2 + 3).
     CUTE_DEVICE void add_other_columns(PartialSums& all_sums, S& s) const {
       auto& sums = all_sums[m];
       CUTE_UNROLL
@@ -382,7 +385,7 @@ struct Latent {
       }
     }
 
-    // Masks the rows of a list that are no keys.
+    // Masks list entries that are no keys.
     CUTE_DEVICE void mask_absent(int stage, S& s) const {
       uint32_t present = 0;
       CUTE_UNROLL
@@ -396,7 +399,7 @@ struct Latent {
       }
     }
 
-    // Softmax of a tile, and P times the warp's slice of it.
+    // Softmax of a tile; multiplies P by the warp's slice of V.
     template <class IsFull>
     CUTE_DEVICE void step(S& s, int key, int stage, IsFull is_full) {
       scores.apply(as_rows(s), key, is_full);

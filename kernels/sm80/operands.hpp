@@ -4,10 +4,10 @@
 #include <type_traits>
 
 #include "core/score.hpp"
+#include "quantized/queries.hpp"
 #include "sm80/kv_copy.hpp"
-#include "sm80/products_fp8.hpp"
-#include "sm80/quantized_queries.hpp"
 #include "tile/dropout.hpp"
+#include "tile/products_fp8.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -49,7 +49,7 @@ struct Operands {
                  typename Config::Coord> const scores;
   float const log2_scale;
   KvCopy<Config, Arch, IsAligned, kIsReversed> copy;
-  Address const q_rows, k_rows, v_rows;  // in stage 0: see products.hpp
+  Address const q_rows, k_rows, v_rows;  // in stage 0: see tile/products.hpp
   typename Step::Start start;
 
   // `tile` and `tiles` are also stored in shared memory before the next barrier.
@@ -93,9 +93,9 @@ struct Operands {
   // Whether there is a present tile.
   CUTE_DEVICE bool has_tile() const {
     if constexpr (kHasMask) {
-      return tiles.is_there();
+      return tiles.has_tile();
     } else {
-      return tiles.is_there(range);
+      return tiles.has_tile(range);
     }
   }
 
@@ -343,7 +343,7 @@ struct Operands {
   // Whether int32 sums go to softmax unconverted.
   static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
   // Lower bound of a factor: a scale may be 0, and 0 times -inf would be NaN.
-  static constexpr float kLeastFactor = 0x1p-126f;
+  static constexpr float kMinFactor = 0x1p-126f;
 
   template <class QScaleOf>
   CUTE_DEVICE auto units_of(int key, QScaleOf&& q_scale_of) const {
@@ -351,7 +351,7 @@ struct Operands {
     float const k_scale = k_scale_of(key) * log2_scale;
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
-      units.factors[i] = fmaf(q_scale_of(i), k_scale, kLeastFactor);
+      units.factors[i] = fmaf(q_scale_of(i), k_scale, kMinFactor);
     }
     return units;
   }

@@ -39,7 +39,7 @@ struct SplitSchedule {
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kN = Config::kBlockN, kKeyBlock = Step::kKeyBlock;
   static constexpr int kSteps = Step::kSteps;
-  static constexpr int kStepsKept = Config::q_steps_kept(Score::kIsGeneral);
+  static constexpr int kStepsKept = Config::kFacts.q_steps_kept(Score::kIsGeneral);
   // Independent accumulation chains: the latency of an HMMA is five times its issue interval.
   static constexpr int kChains = 4 / kRowBlocks;
   static_assert(kChains >= 1 && kSteps % 2 == 0);
@@ -226,7 +226,8 @@ struct SplitSchedule {
 template <class Config, class Arch, class Softmax>
 CUTE_DEVICE void merge_sums(typename Config::SharedStorage& shared,
                             typename Config::Place const& place, Softmax& softmax) {
-  static_assert(Config::kWarpsN * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);
+  static_assert(Config::kWarpsN * Config::kBlockM * sizeof(float) <=
+                Config::TileK::kBytes + Config::TileV::kBytes);
   float* const sums = reinterpret_cast<float*>(&shared);
   if (place.column(0) == 0) {  // one of the four threads of a warp that share a row
     CUTE_UNROLL

@@ -1,7 +1,7 @@
 // Launch parameters of the forward kernel with splits of the keys.
 #pragma once
 
-#include "sm80/key_splits.hpp"
+#include "core/key_splits.hpp"
 
 namespace cutlass_attn {
 
@@ -18,7 +18,7 @@ struct DenseSplits {
     if (tiles < 1) return 1;
     int64_t most = device.num_sms / tiles;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    int64_t const keys = most_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
+    int64_t const keys = max_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
     int64_t best = 1, least = keys;
     for (int64_t n = 2; n <= most; ++n) {
       int64_t const cost = keys / n + kMergeKeys + n * kPartKeys;

@@ -47,8 +47,8 @@ struct TiledSchedule {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       in.draw(key + j * kKeyBlock, at(j), drawn);
-      SeenKeys<Arch, kKeyBlock> seen;
-      softmax(acc_s[j], key, j, is_full, drawn, p, bias, seen);
+      VisibleKeys<Arch, kKeyBlock> visible;
+      softmax(acc_s[j], key, j, is_full, drawn, p, bias, visible);
       if (j + 1 < kKeyBlocks) bias = in.read_bias(key + (j + 1) * kKeyBlock, is_full);
       out.softmax.add_sums();
       if (j == 0) {
@@ -60,7 +60,7 @@ struct TiledSchedule {
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
       if constexpr (Score::kIsGeneral) {
-        Step::pv(p, v_rows, j, v_first, out.acc_o, seen);
+        Step::pv(p, v_rows, j, v_first, out.acc_o, visible);
       } else {
         Step::pv(p, v_rows, j, v_first, out.acc_o);
       }
@@ -74,16 +74,16 @@ struct TiledSchedule {
   }
 
   // From S of key block j to P.
-  template <class IsFull, class Drawn, class Bias, class Seen>
+  template <class IsFull, class Drawn, class Bias, class Visible>
   CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, int j, IsFull is_full, Drawn& drawn,
-                           typename Step::P& p, Bias const& bias, Seen& seen) {
+                           typename Step::P& p, Bias const& bias, Visible& visible) {
     key += j * kKeyBlock;
     auto&& scores = Step::in_fp32(acc_s);
     auto units = in.units(key);
     in.add_bias(as_rows(scores), bias);
     in.apply(as_rows(scores), key, is_full, units);
     if constexpr (Score::kIsGeneral) {
-      unpredicated_if(in.scores.may_hide_keys(key), [&] { seen.find(as_rows(scores)); });
+      unpredicated_if(in.scores.may_mask_keys(key), [&] { visible.find(as_rows(scores)); });
     }
     in.apply_bits(as_rows(scores), j, 0, is_full);
     typename Step::Scores weights = scores;  // S stays: its K is already overwritten

@@ -15,16 +15,16 @@
 // Mask:       a launch before the kernel makes the map of a bool mask (backward_before_mask.hpp);
 //             the loop skips query tiles that see no key (backward_map_steps.hpp)
 //
-// The launches before and after are in sm80/backward_rows.hpp, scores and masks in
-// sm80/backward_scores.hpp.
+// The launches before and after are in tile/backward_rows.hpp, scores and masks in
+// tile/backward_scores.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
-#include "sm80/backward_rows.hpp"
 #include "sm90/backward_before_mask.hpp"
 #include "sm90/backward_bias.hpp"
 #include "sm90/backward_consumer.hpp"
 #include "sm90/backward_grad_q.hpp"
+#include "tile/backward_rows.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -42,9 +42,9 @@ struct Backward {
   using OfBias = BiasGradConfig<Config>;
   using Params = std::conditional_t<kHasBiasGrad, typename OfBias::Params, typename Config::Params>;
   using Machine = arch::Sm90;
-  using BeforeRows = sm80::BackwardBefore<Element, SeqInfo>;
+  using BeforeRows = BackwardBefore<Element, SeqInfo>;
   using Before = std::conditional_t<kHasMask, BackwardBeforeMask<BeforeRows, kBlockN>, BeforeRows>;
-  using After = sm80::BackwardAfter<Element, SeqInfo>;
+  using After = BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
@@ -65,7 +65,7 @@ struct Backward {
     }
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     auto const tile = params.keys.template tile<kBlockN, Config::kIsVarlen, Arch>(
-        p.seq_k, p.batch, sm80::number_of_tile<Config, Arch>(params, block, shared));
+        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, block, shared));
     SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;
@@ -84,7 +84,7 @@ struct Backward {
     if constexpr (kHasMask) {
       MapSteps<Config, Arch>::share_count(params, tile, shared.block);
     } else {
-      sm80::share_visible<Config, Arch>(mask, tile.begin, shared);
+      share_visible<Config, Arch>(mask, tile.begin, shared);
     }
     Arch::sync();  // shared.block full, barriers initialised
 
@@ -103,8 +103,7 @@ struct Backward {
       consumer.run(steps);
       auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
         if constexpr (Config::kDrops) scale *= shared.block.dropout.kept_scale;
-        sm80::store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad,
-                                       consumer.thread());
+        store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad, consumer.thread());
       };
       store(params.grad.v, p.head_dim_v, 1.0f, consumer.grad_v);
       store(params.grad.k, p.head_dim, p.logits.softmax_scale, consumer.grad_k);

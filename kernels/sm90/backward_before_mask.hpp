@@ -1,7 +1,7 @@
 // The launch before a backward kernel with a bool mask: row statistics and zeros, as without a
 // mask, and the query map (core/query_map.hpp).
 //
-// Grid:      the blocks of sm80::BackwardBefore or BackwardBeforeBias, then one block per four
+// Grid:      the blocks of BackwardBefore or BackwardBeforeBias, then one block per four
 //            tiles of the map
 // Block:     one warp per tile of the map
 // Thread:    four neighbouring keys of each 64, and half of the queries: 16 lanes cover a row of 64
@@ -10,8 +10,8 @@
 //            words, in the order of the accumulator S
 #pragma once
 
-#include "sm80/backward_rows.hpp"
 #include "sm90/backward_params.hpp"
+#include "tile/backward_rows.hpp"
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn::sm90 {

@@ -13,9 +13,9 @@
 // tensor cores multiply dP while P is computed.
 #pragma once
 
-#include "sm80/backward_scores.hpp"
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
+#include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -42,7 +42,7 @@ struct BiasGradConfig {
   static constexpr int kIdleRegisters = 32, kComputeRegisters = 224;
   static_assert(kBlockN == 64 * kGroups && kFirstKeysGroup == 2);
 
-  // Traits required by sm80::BackwardScores.
+  // Traits required by BackwardScores.
   static constexpr bool kIsGeneral = false, kDrops = false, kMayDrop = false, kHasBiasGrad = false;
   static constexpr int kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
@@ -239,8 +239,8 @@ struct BiasGradConsumer {
   using Shared = typename Config::SharedStorage;
   using Address = typename Arch::SmemAddress;
   using Tile = typename Config::Tile;
-  using Products = sm80::BackwardProducts<Config, Arch>;
-  using Scores = sm80::BackwardScores<Config, Score, Arch>;
+  using Products = BackwardProducts<Config, Arch>;
+  using Scores = BackwardScores<Config, Score, Arch>;
   using Slice = typename Products::Slice;
   static constexpr int kM = Config::kBlockM;
 
@@ -316,12 +316,12 @@ struct BiasGradConsumer {
     arrive<Arch>(&shared.empty[slot]);
     if (step.is_first) Arch::mbarrier_wait(&shared.bias_full, bias_round);
 
-    sm80::StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
-                                step.query};
-    typename Products::Packed words;  // not used, like `given`: x also has P, in fp32
-    typename Scores::Given given;
+    StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
+                          step.query};
+    typename Products::Packed words;  // not used, like `saved`: x also has P, in fp32
+    typename Scores::SavedWeights saved;
     Extra const extra{*this, bits, place, thread};
-    scores.weights(x, place, lens, 0, {}, stats, {}, false, lane, words, given, extra);
+    scores.weights(x, place, lens, 0, {}, stats, {}, false, lane, words, saved, extra);
     Arch::template wgmma_wait<0>(dp.x);
     arrive<Arch>(&shared.empty[ring.stage]);
     CUTE_UNROLL
@@ -380,7 +380,7 @@ struct BiasGradConsumer {
   struct Extra {
     BiasGradConsumer const& of;
     Bits const bits;
-    sm80::StepPlace const& place;
+    StepPlace const& place;
     int const thread;
 
     // Also applies the mask, in a kernel without a map.
@@ -425,7 +425,7 @@ struct BiasGradConsumer {
         });
       }
     }
-    CUTE_DEVICE void keep(int, typename Scores::Given const&) const {}
+    CUTE_DEVICE void keep(int, typename Scores::SavedWeights const&) const {}
   };
 
   // --- The sum -----------------------------------------------------------------------------------

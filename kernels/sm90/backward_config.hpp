@@ -6,9 +6,9 @@
 #include "arch/mbarrier.hpp"
 #include "core/opaque.hpp"
 #include "core/traits.hpp"
-#include "sm80/backward_block.hpp"
 #include "sm90/backward_params.hpp"
 #include "sm90/config.hpp"
+#include "tile/backward_block.hpp"
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -53,7 +53,7 @@ struct BackwardConfig {
                 kBlockM == BackwardParams::kBlockM);
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
-  // Traits required by sm80::BackwardProducts and sm80::BackwardScores: slices are whole tiles.
+  // Traits required by BackwardProducts and BackwardScores: slices are whole tiles.
   static constexpr bool kIsGeneral = false;
   static constexpr int kWarpsN = Traits::kWarps, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
@@ -67,7 +67,7 @@ struct BackwardConfig {
   static_assert(kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;
 
-  using Block = sm80::BackwardBlock<SeqInfo, kWarpsN>;
+  using Block = BackwardBlock<SeqInfo, kWarpsN>;
   struct MaskedBlock : Block {
     int32_t num_steps;
     MapStep steps[kMapSteps];

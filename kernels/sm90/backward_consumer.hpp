@@ -13,9 +13,9 @@
 // memory, because registers do not suffice for both.
 #pragma once
 
-#include "sm80/backward_scores.hpp"
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
+#include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -27,8 +27,8 @@ struct BackwardConsumer {
   using TileKv = typename Config::TileKv;
   using TileQ = typename Config::TileQ;
   using TileS = typename Config::TileS;
-  using Products = sm80::BackwardProducts<Config, Arch>;
-  using Scores = sm80::BackwardScores<Config, Score, Arch>;
+  using Products = BackwardProducts<Config, Arch>;
+  using Scores = BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
   // Whether P for dV differs from P for dS.
@@ -45,9 +45,9 @@ struct BackwardConsumer {
   Ring<Config::kStages> ring = {};
 
   typename Products::Grad grad_k, grad_v;
-  typename Products::Slice x;         // S, then dP
-  typename Products::Packed weights;  // P for dV
-  typename Scores::Given given;       // P for dS, while it is not in shared memory
+  typename Products::Slice x;           // S, then dP
+  typename Products::Packed weights;    // P for dV
+  typename Scores::SavedWeights saved;  // P for dS, while it is not in shared memory
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -136,14 +136,14 @@ struct BackwardConsumer {
           shared.grad_s[stage] + thread / Config::kGroupThreads * TileBias::kBytes;
       add_tile_bias<TileBias, Arch, Element>(tile, thread, score, x);
     }
-    CUTE_DEVICE void keep(int n, typename Scores::Given const& given) const {
+    CUTE_DEVICE void keep(int n, typename Scores::SavedWeights const& saved) const {
       if constexpr (kHasTwoWeights) {
-        Arch::store_shared(Arch::smem_address(shared.weights[n][thread]), given.products[n][0]);
+        Arch::store_shared(Arch::smem_address(shared.weights[n][thread]), saved.products[n][0]);
       }
     }
   };
 
-  CUTE_DEVICE sm80::StepPlace place(Steps const& at) const {
+  CUTE_DEVICE StepPlace place(Steps const& at) const {
     auto const& step = at.present();
     int const first_key = BackwardConsumer::thread() / 32 * Config::kWarpKeys;
     return {shared.block.tile.batch, step.head, shared.block.tile.begin + first_key,
@@ -156,7 +156,7 @@ struct BackwardConsumer {
     if constexpr (kHasTwoWeights) {
       return weights;
     } else {
-      return given.products;
+      return saved.products;
     }
   }
 
@@ -165,14 +165,14 @@ struct BackwardConsumer {
     Extra const extra{shared, bits, thread, ring.stage};
     if constexpr (Config::kHasMask) {
       scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32, products_of_v(),
-                     given, extra);
+                     saved, extra);
     } else {
-      sm80::VisibleQueries const visible = shared.block.visible[warp];
+      VisibleQueries const visible = shared.block.visible[warp];
       int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
       Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);
       scores.weights(x, place(at), lens(), 0, {}, stats(), queries, is_masked, thread % 32,
-                     products_of_v(), given, extra);
+                     products_of_v(), saved, extra);
     }
   }
 
@@ -182,10 +182,10 @@ struct BackwardConsumer {
     if constexpr (kHasTwoWeights) {
       CUTE_UNROLL
       for (int n = 0; n < kM / 16; ++n) {
-        Arch::load_shared(Arch::smem_address(shared.weights[n][thread]), given.products[n][0]);
+        Arch::load_shared(Arch::smem_address(shared.weights[n][thread]), saved.products[n][0]);
       }
     }
-    scores.gradient(x, given, stats(), lane, grad_s);
+    scores.gradient(x, saved, stats(), lane, grad_s);
     int const row = thread / 32 * Config::kWarpKeys + lane / 4;
     Products::store_s(grad_s, 0,
                       Arch::smem_address(shared.grad_s[ring.stage]) +

@@ -52,7 +52,7 @@ struct KeysProducer {
                         float (&stats)[kStages][kM], arch::Barrier (&full)[kStages],
                         arch::Barrier (&empty)[kStages]) const {
     if (steps == 0) return;
-    sm80::RowTile const& tile = shared.block.tile;
+    RowTile const& tile = shared.block.tile;
     if (Arch::elect()) {
       Arch::mbarrier_arrive_expect_tx(once_full, Tile::kBytes);
       load_tile<Tile, Arch>(stationary, once, once_full, tile.begin, tile.head,
@@ -108,7 +108,7 @@ struct KeysConsumer {
     Arch::mbarrier_wait(&shared.k_full, 0);
     issue_s();
     Arch::template wgmma_wait<0>(x.x);
-    weigh(at.tile);
+    recompute_p(at.tile);
     CUTE_NO_UNROLL
     for (at.advance(shared.block.range); at.number < steps; at.advance(shared.block.range)) {
       int const stage = ring.stage;
@@ -118,7 +118,7 @@ struct KeysConsumer {
       Arch::template wgmma_wait<1>(grad_v.x, weights);
       arrive<Arch>(&shared.grad_o_empty[stage]);
       Arch::template wgmma_wait<0>(x.x);
-      weigh(at.tile);
+      recompute_p(at.tile);
     }
     issue_grad_v(grad_v);
     Arch::template wgmma_wait<0>(grad_v.x, weights);
@@ -165,7 +165,7 @@ struct KeysConsumer {
   }
 
   // S to P, for both warpgroups.
-  CUTE_DEVICE void weigh(int tile) {
+  CUTE_DEVICE void recompute_p(int tile) {
     to_weights(tile * kM);
     arrive<Arch>(&shared.q_empty[ring.stage]);
     Products::pack(x, weights);
@@ -197,7 +197,7 @@ struct KeysConsumer {
 
   CUTE_DEVICE void to_weights(int first_query) {
     int const thread = thread_of_group<Arch>();
-    sm80::VisibleQueries const visible = shared.block.visible[thread / 32];
+    VisibleQueries const visible = shared.block.visible[thread / 32];
     bool const is_masked = first_query < visible.all_begin || first_query + kM > visible.all_end;
     unpredicated_if(is_masked, [&] { apply_mask(first_query); });
     float const log2_scale = Score(params.problem).log2_scale();

@@ -12,7 +12,7 @@ struct MapSteps {
   using Params = typename Config::Params;
 
   Params const& params;
-  sm80::RowTile const& keys;
+  RowTile const& keys;
   int head, tile = 0, number = 0;
   int word = -1;      // present group of 32 tiles of the map
   uint32_t left = 0;  // tiles of the group that are not empty and come after the present one
@@ -57,8 +57,7 @@ struct MapSteps {
 
   // Counts the steps of the block with these keys. Called by all threads of the block.
   template <class Block>
-  CUTE_DEVICE static void share_count(Params const& params, sm80::RowTile const& keys,
-                                      Block& block) {
+  CUTE_DEVICE static void share_count(Params const& params, RowTile const& keys, Block& block) {
     if (Arch::thread() >= 32) return;
     QueryMap const& map = params.map;
     int const heads = map.num_heads == 1 ? 1 : params.heads_per_kv;

@@ -3,14 +3,14 @@
 #pragma once
 
 #include "core/query_map.hpp"
-#include "sm80/backward_params.hpp"
 #include "sm90/params.hpp"
 #include "sm90/tma_rows.hpp"
+#include "tile/backward_params.hpp"
 
 namespace cutlass_attn::sm90 {
 
 template <class Rows>
-struct BasicBackwardParams : sm80::BackwardParams {
+struct BasicBackwardParams : MmaBackwardParams {
   static constexpr int kBlockM = kTileRows;  // queries of a step; rows of a copy
 
   Rows q, grad_o, k, v;
@@ -19,8 +19,8 @@ struct BasicBackwardParams : sm80::BackwardParams {
   static BasicBackwardParams prepare(Problem const& p, Workspace const& workspace,
                                      DeviceLimits const& device, KernelFacts const& facts) {
     BasicBackwardParams params;
-    static_cast<sm80::BackwardParams&>(params) =
-        sm80::BackwardParams::prepare(p, workspace, device, facts);
+    static_cast<MmaBackwardParams&>(params) =
+        MmaBackwardParams::prepare(p, workspace, device, facts);
     // An eighth of the SMs of an H200. D = 128, 4 x 4096 takes 2566 us; with 64 it takes 3150. D =
     // 64, 16 x 1024 takes 3 to 4 % less, and causal 3 to 4 % more.
     params.begin_together(16);
@@ -39,7 +39,7 @@ struct BasicBackwardParams : sm80::BackwardParams {
   }
 
   Launch launch(KernelFacts const& facts) const {
-    Launch launch = sm80::BackwardParams::launch(facts);
+    Launch launch = MmaBackwardParams::launch(facts);
     launch.failure = failure;
     return launch;
   }
@@ -51,7 +51,7 @@ using VarlenBackwardParams = BasicBackwardParams<RaggedRows>;
 // For dense calls with a bool mask. The launch before the kernel makes the query map.
 struct MaskBackwardParams : BackwardParams {
   using Base = BasicBackwardParams<DenseRows>;
-  static constexpr int kTilesOfBlock = kAsideThreads / 32;  // of the map
+  static constexpr int kTilesOfBlock = kPrePostThreads / 32;  // of the map
   static_assert(kBlockM == QueryMap::kQueries);
 
   QueryMap map;

@@ -37,7 +37,7 @@ struct BackwardProducer {
   // Copies K and V, and as many steps as there are stages.
   CUTE_DEVICE void begin() {
     if (Arch::elect()) {
-      sm80::RowTile const& tile = shared.block.tile;
+      RowTile const& tile = shared.block.tile;
       SequenceRows const rows = key_rows(shared.block.seq, params.problem);
       load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head, rows);
       load<TileKv>(params.v, shared.v, &shared.v_full, tile.begin, tile.head, rows);
@@ -100,7 +100,7 @@ struct BackwardProducer {
   // It arrives with Q.
   CUTE_DEVICE void load_bias(int first_query) const {
     using TileBias = typename Config::TileBias;
-    sm80::RowTile const& keys = shared.block.tile;
+    RowTile const& keys = shared.block.tile;
     Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {

@@ -43,7 +43,7 @@ struct QueriesProducer {
                         arch::Barrier (&empty)[kStages]) const {
     TileRange const range = shared.range;
     if (range.begin >= range.end || !Arch::elect()) return;
-    sm80::RowTile const& tile = shared.tile;
+    RowTile const& tile = shared.tile;
     SequenceRows const queries = query_rows(shared.seq, params.problem);
     SequenceRows const keys = key_rows(shared.seq, params.problem);
     Arch::mbarrier_arrive_expect_tx(once_full, kGroups * Tile::kBytes);
@@ -140,7 +140,7 @@ struct QueriesConsumer {
   // Reads the statistics from the workspace. Queries beyond the sequence keep -inf, so their
   // weights are 0.
   CUTE_DEVICE void read_stats() {
-    sm80::RowTile const& tile = shared.tile;
+    RowTile const& tile = shared.tile;
     int const first = tile.begin + group * 64, thread = thread_of_group<Arch>();
     int const row = thread / 32 * 16 + thread % 32 / 4;
     int const rows = shared.seq.lens(params.problem).q - first;

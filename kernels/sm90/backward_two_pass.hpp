@@ -11,13 +11,13 @@
 // Shared:     the tiles of the block's own rows, and stages of the two tiles that a step reads
 //
 // The launches before and after, for row statistics and gradients of sinks, are in
-// sm80/backward_rows.hpp.
+// tile/backward_rows.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
-#include "sm80/backward_rows.hpp"
 #include "sm90/backward_keys.hpp"
 #include "sm90/backward_queries.hpp"
+#include "tile/backward_rows.hpp"
 #include "tile/quad_rows.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -30,8 +30,8 @@ struct BackwardTwoPass {
   using SeqInfo = typename Config::SeqInfo;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;
-  using Before = sm80::BackwardBefore<Element, SeqInfo>;
-  using After = sm80::BackwardAfter<Element, SeqInfo>;
+  using Before = BackwardBefore<Element, SeqInfo>;
+  using After = BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = Config::kSmemBytes;
   static constexpr int kBlockN = Config::kBlockN,
@@ -79,7 +79,7 @@ struct BackwardTwoPass {
       shared.block.range = range;
       init<Arch>(shared);
     }
-    sm80::share_visible<KeysTraits, Arch>(mask, tile.begin, shared);
+    cutlass_attn::share_visible<KeysTraits, Arch>(mask, tile.begin, shared);
     Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = params.heads_per_kv * tiles;
@@ -95,7 +95,7 @@ struct BackwardTwoPass {
     KeysConsumer<Config, Score, Arch> consumer{params, shared, steps};
     auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
       if (to.data == nullptr) return;
-      sm80::RowTile const& tile = shared.block.tile;
+      RowTile const& tile = shared.block.tile;
       store_rows<Arch>(shared.block.seq.template keys<Element>(to, tile.head), to.row_stride,
                        tile.begin, shared.block.seq.lens(p).k, columns, scale, grad);
     };
@@ -149,7 +149,7 @@ struct BackwardTwoPass {
                      p.logits.softmax_scale, grad_q);
   }
 
-  // Config as sm80::share_visible() requires it.
+  // Config as share_visible() requires it.
   struct KeysTraits : Config {
     using SharedStorage = typename Config::KeysStorage;
   };

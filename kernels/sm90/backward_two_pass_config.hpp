@@ -5,9 +5,9 @@
 
 #include "arch/mbarrier.hpp"
 #include "core/traits.hpp"
-#include "sm80/backward_block.hpp"
 #include "sm90/backward_two_pass_params.hpp"
 #include "sm90/config.hpp"
+#include "tile/backward_block.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
 
@@ -67,7 +67,7 @@ struct TwoPassConfig {
     alignas(16) float neg_lse[kQueryStages][kBlockM];  // in units of log2
     alignas(16) float delta[kQueryStages][kBlockM];
     alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: [from, to)
-    sm80::BackwardBlock<SeqInfo, 4> block;
+    BackwardBlock<SeqInfo, 4> block;
     // Full: the copy has landed (Q with -LSE, dO with delta), or P is stored. Empty: all readers
     // have released it.
     arch::Barrier k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages],
@@ -88,8 +88,8 @@ struct TwoPassConfig {
     alignas(16) int32_t keys_of_query[kBlockQueries][2];  // that it sees: [from, to)
     alignas(16) int32_t keys_of_all[4 * kGroups][2];      // that all queries of a warp see
     SeqInfo seq;
-    sm80::RowTile tile;  // of queries
-    TileRange range;     // key tiles that any of the queries sees
+    RowTile tile;     // of queries
+    TileRange range;  // key tiles that any of the queries sees
     arch::Barrier q_full, grad_o_full, k_full[kKStages], k_empty[kKStages], v_full[kVStages],
         v_empty[kVStages];
   };
@@ -103,7 +103,7 @@ struct TwoPassConfig {
                                         : int(sizeof(QueriesStorage));
   static_assert(kSmemBytes <= kMaxSmemBytes);
 
-  // Traits required by sm80::share_visible(), BackwardSteps and the tests.
+  // Traits required by share_visible(), BackwardSteps and the tests.
   static constexpr bool kIsOrdered = false, kHasBiasGrad = false;
   static constexpr int kWarpsN = 4, kWarpKeys = 16;
 };

@@ -5,18 +5,18 @@
 // a tile of queries each. If no gradient of a kind is wanted, that kind has no blocks.
 #pragma once
 
-#include "sm80/backward_params.hpp"
 #include "sm90/tma_rows.hpp"
+#include "tile/backward_params.hpp"
 
 namespace cutlass_attn::sm90 {
 
 template <class Rows>
-struct BasicTwoPassParams : sm80::BackwardParams {
+struct BasicTwoPassParams : MmaBackwardParams {
   static constexpr int kKeys = 64, kQueries = 128;  // of a block
   static constexpr int kStepRows = 64;              // queries, or keys, of a step
 
   Rows q, grad_o, k, v;
-  sm80::RowTiles query_tiles;
+  RowTiles query_tiles;
   TileOrder query_order;
   FastDivisor by_heads_per_kv;
   int64_t key_blocks, query_blocks;
@@ -26,11 +26,11 @@ struct BasicTwoPassParams : sm80::BackwardParams {
                                     DeviceLimits const& device, KernelFacts const& facts) {
     BasicTwoPassParams params;
     WithoutGradQ const without(p);
-    static_cast<sm80::BackwardParams&>(params) =
-        sm80::BackwardParams::prepare(without.problem, workspace, device, facts);
+    static_cast<MmaBackwardParams&>(params) =
+        MmaBackwardParams::prepare(without.problem, workspace, device, facts);
     params.problem = p;
     params.grad = *p.grad;
-    params.query_tiles = sm80::RowTiles(p.seq_q, p.batch, p.num_heads_q, kQueries);
+    params.query_tiles = RowTiles(p.seq_q, p.batch, p.num_heads_q, kQueries);
     int32_t const tiles = params.query_tiles.each > 0 ? params.query_tiles.each : 1;
     int64_t const bytes = int64_t(p.seq_k.seqlen) * (p.head_dim + p.head_dim_v) * 2;
     params.query_order =
@@ -55,7 +55,7 @@ struct BasicTwoPassParams : sm80::BackwardParams {
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    return sm80::BackwardParams::workspace_bytes(WithoutGradQ(p).problem, device, facts);
+    return MmaBackwardParams::workspace_bytes(WithoutGradQ(p).problem, device, facts);
   }
 
   Launch launch(KernelFacts const& facts) const {

@@ -16,7 +16,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// Traits required by sm80::Products: a warpgroup has 64 rows.
+// Traits required by Products: a warpgroup has 64 rows.
 template <int kHeadDimV, int kBlockN>
 struct WarpgroupProducts {
   using Place = FragmentPlace<4, 1>;  // by thread
@@ -134,20 +134,20 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     uint32_t const* bits;  // of the mask map, for the tile of rows
   };
   struct Paged {
-    KeyRange seen;  // keys seen by some row of the tile
+    KeyRange visible;  // keys seen by some row of the tile
   };
 
   // Metadata of a tile of rows, written by the producer for the consumers and for the other warps
   // that copy.
   struct TileInfo
       : std::conditional_t<kHasMask, Masked, std::conditional_t<kIsPaged, Paged, Unmasked>> {
-    int32_t is_there;  // 0: no tile is left
+    int32_t exists;  // 0: no tile is left
     Coord tile;
     // Set only in kernels without a bool mask:
     TileRange range;            // keys that are copied: those of all rows
     TileRange ranges[kGroups];  // keys of each warpgroup's rows
     int32_t is_half[kGroups];   // whether these rows see only the first half of their last tile
-    NearMask interval;
+    TileMask interval;
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };
   // Start of a warpgroup's key tiles, and of the key tiles that are copied.

@@ -13,9 +13,9 @@
 // max has to be found in any case.
 #pragma once
 
-#include "sm80/products.hpp"
 #include "sm90/consumer_buffers.hpp"
 #include "tile/dropout.hpp"
+#include "tile/products.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -36,15 +36,15 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   using TileQ = typename Config::TileQ;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
-  using Step = sm80::Products<Config, Score, Arch>;
+  using Step = Products<Config, Score, Arch>;
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
   static constexpr int kN = Config::kBlockN;
   // Most key tiles that a warpgroup may skip between two of its own and still overlap P V of the
   // first with Q K^T of the second. Limited by the stages of V.
-  static constexpr int kMostSkipped = 1;
+  static constexpr int kMaxSkipped = 1;
   // With one stage of Q, the next Q arrives too late to overlap tiles of rows.
-  static constexpr bool kCrosses = Config::kQStages > 1;
+  static constexpr bool kOverlapsTiles = Config::kQStages > 1;
 
   typename Config::Params const& params;
   Score const score;
@@ -65,10 +65,10 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
 
   CUTE_DEVICE void run() {
     Info* info = take();
-    while (info->is_there) {
+    while (info->exists) {
       start(*info);
-      bool is_beside = true;
-      while (is_beside) {
+      bool overlaps = true;
+      while (overlaps) {
         steps(*info);
         release(&shared.q_empty[q_stage()][group]);
         int const stage = info_stage();
@@ -76,14 +76,14 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
         int skipped = trailing(*info);
         // The producer publishes the next tile after it has copied all keys of this one. It cannot
         // do that before this warpgroup has released the tiles that it skips.
-        if (kCrosses && skipped <= kMostSkipped) {
+        if (kOverlapsTiles && skipped <= kMaxSkipped) {
           next = take();
-          if (next->is_there) skipped += leading(*next);
+          if (next->exists) skipped += leading(*next);
         }
-        is_beside = next != nullptr && next->is_there && skipped <= kMostSkipped;
+        overlaps = next != nullptr && next->exists && skipped <= kMaxSkipped;
         Softmax done = softmax;
-        if (is_beside) {
-          cross(*next, skipped);
+        if (overlaps) {
+          start_overlapped(*next, skipped);
         } else {
           finish_products();
           skip(trailing(*info));
@@ -109,7 +109,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   }
 
   // As start(), overlapped with the last P V of the previous tile of rows.
-  CUTE_DEVICE void cross(Info const& info, int skipped) {
+  CUTE_DEVICE void start_overlapped(Info const& info, int skipped) {
     for (int i = 0; i < skipped; ++i) skip_k();
     issue_qk_of_next();
     issue_pv();
@@ -140,13 +140,13 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     // No step for half tiles where each step has long code for 64 logits.
     if constexpr (Config::kHalf < kN && !Score::kIsLong) {
       bool const is_half = Arch::uniform(info.is_half[group]);
-      if (is_half && tiles.is_there() && tiles.is_full()) {
+      if (is_half && tiles.has_tile() && tiles.is_full()) {
         step<Config::kHalf>(info, tiles, std::true_type{});
         tiles.advance();
       }
     }
     CUTE_NO_UNROLL
-    while (tiles.is_there()) {
+    while (tiles.has_tile()) {
       if (tiles.is_full()) {
         step(info, tiles, std::true_type{});
       } else {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/opaque.hpp"
 #include "core/vector.hpp"
 #include "sm90/config.hpp"
 
@@ -26,7 +27,7 @@ struct ConsumerBuffers {
   // Index among the consumer threads. Recomputed at each use: keeping it would cost a register.
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
 
-  // The next tile of rows; its is_there is 0 if none is left.
+  // The next tile of rows; its `exists` is 0 if none is left.
   CUTE_DEVICE Info* take() {
     int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
     Arch::mbarrier_wait(&shared.info_full[stage], round);

@@ -19,7 +19,7 @@
 #include "sm90/consumer.hpp"
 #include "sm90/producer.hpp"
 #include "tile/mask_map.hpp"
-#include "tile/no_aside.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -33,7 +33,7 @@ struct Forward {
   using Params = typename Config::Params;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   using Before = MakeMaskMap<Params, kBlockM, kBlockN>;  // launched for calls with a bool mask
-  using After = NoAside<Params>;
+  using After = NoLaunch<Params>;
   using Machine = arch::Sm90;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);

@@ -10,22 +10,23 @@
 //                 output    O += P V, left half of the columns  (latent_output.hpp)
 //                 output    O += P V, right half
 //
-//   Registers:  O in the output warpgroups. In the scores' warpgroup some of Q's columns, S of this
-//               tile and of the next one
+//   Registers:  output warpgroups: O; scores' warpgroup: the first columns of Q, S of this tile and
+//               of the next one
 //   Shared:     a ring of tiles, swizzled for wgmma; the other columns of Q; a ring of P, as
-//               registers of A, with the factors by which a new row max rescales O
-//   Pipeline:   S of the next tile is multiplied while softmax works on this one, and while the
-//               output warpgroups multiply P of the tile before. All waits are for mbarriers:
+//               registers of the A operand, with the factors by which a new row max rescales O
+//   Pipeline:   Q K^T of the next tile overlaps softmax of this tile, and P V of the previous tile
+//               in the output warpgroups. All waits are for mbarriers:
 //
 //                 k_full:  copies -> scores     p_full:  scores -> output
 //                 k_empty: output -> copies     p_empty: output -> scores
 //
 //               The output warpgroups have P of a tile only after the scores are done with its K.
-//   Conversion: of a cache in bytes the copying warps convert the bytes of their tokens to the tile
-//               (latent_token_producer.hpp). Two tiles fit then, and the bytes of a third
-//   Merge:      by the output warpgroups, as in sm80/latent.hpp (sm80/merge_splits.hpp)
+//   Conversion: for an 8-bit cache, the copying warps convert the bytes of their tokens to 16 bits
+//               (latent_token_producer.hpp). Shared memory then holds two tiles and the bytes of a
+//               third
+//   Merge:      by the output warpgroups, as in sm80/latent.hpp (tile/merge_splits.hpp)
 //
-// Clocks of an SM for a tile, at 2048 multiply-adds and 128 bytes of shared memory a clock: tensor
+// Clocks of an SM per tile, at 2048 multiply-adds and 128 bytes of shared memory per clock: tensor
 // cores 864 + 768; shared memory 432 for K, 384 for Q, 384 for V, 432 for copies, 144 for P.
 #pragma once
 
@@ -56,7 +57,7 @@ struct Latent {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     auto const tile = params.template tile_of<kBlockM, Arch>(params.splits.unit(Arch::block()));
-    if (tile.rows <= 0) return;  // also in all other splits of this tile
+    if (tile.rows <= 0) return;  // all splits of this tile return
     SeqLens const lens = tile.seq.lens(p);
     if (Arch::thread() == 0) {
       IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
@@ -66,7 +67,7 @@ struct Latent {
                       all.in_keys(kBlockN),
                       own.begin * kBlockN,
                       own.end * kBlockN,
-                      mask.near(tile.q_begin),
+                      mask.tile_mask(tile.q_begin),
                       {p, tile, lens}};
       init_barriers<Arch>(shared);
     }

@@ -6,8 +6,8 @@
 #include "core/softmax.hpp"
 #include "core/token_format.hpp"
 #include "core/traits.hpp"
-#include "sm80/latent_params.hpp"
-#include "sm80/latent_rows.hpp"
+#include "latent/params.hpp"
+#include "latent/rows.hpp"
 #include "sm90/config.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
@@ -21,7 +21,7 @@ struct LatentConfig {
   using Params = LatentParams;
   using Stored = typename Traits::Kv;  // Element, or a format of core/token_format.hpp
   static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
-  using Source = sm80::LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
+  using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kGroupThreads = 128, kOutputGroups = Traits::kWarpsN;
@@ -31,36 +31,37 @@ struct LatentConfig {
   static_assert(kBlockM == 64 && Traits::kWarpsM == 4 && kOutputGroups == 2);
   static_assert(kHeadDim % 64 == 0 && kColumns % 64 == 0 && kHeadDim >= kHeadDimV);
 
-  // Registers of a thread, 512 of four threads that share a scheduler's file. O takes 128; Q's kept
-  // chunks of 64 columns take 16 each, and S of two tiles 48.
+  // Registers per thread; four threads, one of each warpgroup, have 512. O takes 128, each chunk of
+  // 64 columns of Q that stays in registers takes 16, and S of two tiles takes 48.
   static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
   static constexpr int kKeptChunks = 3;
 
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim - kKeptChunks * 64>;  // the other chunks of Q
 
-  // A copying warp has units of 16 keys in turn.
+  // The copying warps take units of 16 keys in turn.
   static constexpr int kUnit = 16, kUnits = kBlockN / kUnit, kCopyWarps = kGroupThreads / 32;
   static_assert(kBlockN % kUnit == 0);
 
   struct alignas(16) Words {
     uint32_t words[4];
   };
-  // P of a tile, rounded, as A of wgmma: what thread t has of it, the threads t of the output
-  // warpgroups need. The factors of O, of the thread's rows, because of a new row max.
+  // P of a tile, rounded, as the A operand of wgmma: thread t of the scores' warpgroup stores the
+  // registers that thread t of each output warpgroup loads. factors: of O of the thread's rows,
+  // because of a new row max.
   struct Weights {
     Words p[kBlockN / 16][kGroupThreads];
     alignas(8) float factors[kGroupThreads][kRows];
   };
   struct BlockInfo {
     Coord tile;
-    TileRange range;      // tiles of keys, in keys
-    int32_t first, last;  // the keys of this split, in whole tiles
-    NearMask interval;
+    TileRange range;      // key tiles, in keys
+    int32_t first, last;  // keys of this split, in whole tiles
+    TileMask interval;
     Source source;
   };
 
-  // The bytes of a warp's unit of tokens. Rows begin at other banks than their neighbours.
+  // Bytes of a warp's unit of tokens. The row length puts neighbouring rows in different banks.
   struct Tokens {
     static constexpr int kRowBytes = 704;
     static_assert(DsMla::kFormat.row_bytes <= kRowBytes);
@@ -84,17 +85,17 @@ struct LatentConfig {
     char q[TileQ::kBytes];
     Weights weights[kWeights];
     SoftmaxRow rows[kBlockM];                           // after the last tile
-    typename Source::Row addresses[kCopyWarps][kUnit];  // of the rows that a warp copies next
+    typename Source::Row addresses[kCopyWarps][kUnit];  // rows that a warp copies next
     uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
     arch::Barrier k_full[kStages], k_empty[kStages];    // empty: read by the output warpgroups
     arch::Barrier p_full[kWeights], p_empty[kWeights];
-    int32_t ticket;  // the number of blocks that finished before this one
+    int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;
   };
   struct SharedStorage : Tiles, std::conditional_t<kConverts, TokenBuffers, NoTokens> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 
-  // Position in the warpgroup's rows, of a thread of any warpgroup.
+  // Position of a thread of any warpgroup in the 64 rows.
   using Place = FragmentPlace<4, 1>;
 };
 

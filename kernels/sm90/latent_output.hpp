@@ -1,10 +1,10 @@
-// A warpgroup that has columns of O: multiplies P by its columns of each tile, merges splits, and
-// stores the result.
+// An output warpgroup: multiplies P by its columns of V, merges splits, and stores its columns of
+// O.
 #pragma once
 
 #include "core/epilogue.hpp"
-#include "sm80/merge_splits.hpp"
 #include "sm90/latent_config.hpp"
+#include "tile/merge_splits.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -17,19 +17,19 @@ struct LatentOutput {
   using TileK = typename Config::TileK;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kThreads = Config::kOutputGroups * Config::kGroupThreads;
-  static constexpr int kFirst = Config::kThreads - kThreads;  // thread of the block
-  static constexpr int kBarrier = 2;                          // of the output warpgroups
+  static constexpr int kFirst = Config::kThreads - kThreads;  // first thread
+  static constexpr int kBarrier = 2;                          // barrier of the output warpgroups
 
-  // Columns of O are multiplied in two parts: ptxas (CUDA 13.0) takes no instruction of 256 columns
-  // in a kernel that starts with 128 registers a thread.
+  // P V is issued in two halves of the columns: in a kernel that starts with 128 registers per
+  // thread, ptxas (CUDA 13.0) accepts no wgmma of 256 columns.
   static constexpr int kParts = 2, kPartSize = Config::kColumns / 2 / kParts;
 
-  // The output warpgroups as a block of their own.
+  // Presents the output warpgroups as a block.
   struct Threads : Arch {
     CUTE_DEVICE static int thread() { return Arch::thread() - kFirst; }
     CUTE_DEVICE static void sync() { Arch::sync(kBarrier, kThreads); }
   };
-  // Position of a thread's O. All warpgroups have the same rows.
+  // Position of a thread in O. All warpgroups have all 64 rows.
   struct Place {
     int thread;
     CUTE_DEVICE int warp_n() const { return thread / Config::kGroupThreads; }
@@ -37,7 +37,7 @@ struct LatentOutput {
     CUTE_DEVICE int column(int j) const { return rows().column(j); }
     CUTE_DEVICE typename Config::Place rows() const { return {thread % Config::kGroupThreads}; }
   };
-  // What SplitMerge wants to know.
+  // Traits that SplitMerge requires.
   struct MergeConfig {
     static constexpr int kBlockM = Config::kBlockM, kHeadDimV = Config::kHeadDimV;
     static constexpr int kWarpColumns = Config::kColumns;
@@ -70,7 +70,7 @@ struct LatentOutput {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
     if (params.splits.count > 1) {
-      sm80::SplitMerge<MergeConfig, Score, Threads, Result> const merge{params.splits, place};
+      SplitMerge<MergeConfig, Threads, Result> const merge{params.splits, place};
       if (!merge.run_in_groups(result, shared.ticket)) return;
     }
     finish(place);

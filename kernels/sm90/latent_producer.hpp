@@ -5,14 +5,14 @@
 
 namespace cutlass_attn::sm90 {
 
-// A warp has every fourth unit of 16 keys. It waits for its own copies, so that units of four warps
-// are in flight, and then makes them visible to wgmma.
+// A warp copies every fourth unit of 16 keys. It waits for its own copies only, so units of four
+// warps are in flight. Then it makes them visible to wgmma.
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;
   using Element = typename Config::Element;
   using TileK = typename Config::TileK;
-  using Rows = sm80::LatentRows<Element, TileK, void, Config::kUnit, Arch>;
+  using Rows = LatentRows<Element, TileK, void, Config::kUnit, Arch>;
   static constexpr int kUnit = Config::kUnit, kUnits = Config::kUnits, kStages = Config::kStages;
 
   typename Config::Params const& params;
@@ -22,7 +22,7 @@ struct LatentProducer {
   CUTE_DEVICE void run() const {
     Problem const& p = params.problem;
     Rows rows{p, params.by_page, lane, 0, shared.addresses[warp], {}, shared.block.source};
-    int32_t const& last = shared.block.last;                   // read again, as registers are few
+    int32_t const& last = shared.block.last;  // read again: a copy would take a register
     int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
     Ring<kStages> ring;
     rows.look_up_if(key, last);
@@ -50,7 +50,7 @@ struct LatentProducer {
   }
 
  private:
-  // Eight lanes copy 64 columns of a row; rows that are no keys are zeros.
+  // Eight lanes copy 64 columns of a row. Rows that are no keys become zeros.
   CUTE_DEVICE void copy(char* tile, int begin) const {
     int const column = lane % 8 * 8, head_dim = params.problem.head_dim;
     CUTE_NO_UNROLL

@@ -8,8 +8,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// The first chunks of Q are in registers, because shared memory has no room for all of them and
-// three tiles, and no time to read all of them for each tile.
+// The first chunks of Q stay in registers. Shared memory has no room for all of Q and three tiles,
+// nor the bandwidth to read all of Q for each tile.
 template <class Config, class Score, class Arch>
 struct LatentScores {
   using Shared = typename Config::SharedStorage;
@@ -56,10 +56,10 @@ struct LatentScores {
       for (int key = first; key < last - kN; key += kN) {
         int const stage = k.last();
         issue();
-        weigh(key, stage);
+        softmax_of_tile(key, stage);
         take();
       }
-      weigh(last - kN, k.last());
+      softmax_of_tile(last - kN, k.last());
     }
     softmax.complete_sums();
     wait_for_room();
@@ -106,7 +106,7 @@ struct LatentScores {
   // Starts S of the next tile.
   CUTE_DEVICE void issue() {
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
-    // Otherwise the descriptors of all steps are kept, in local memory.
+    // opaque: without it, the compiler keeps the descriptors of all steps, in local memory.
     auto const rows = opaque(Arch::descriptor(shared.q, 16, 1024));
     auto const keys = Arch::descriptor(shared.k[k.stage], 16, 1024);
     Arch::wgmma_fence(next.x, q);
@@ -127,8 +127,8 @@ struct LatentScores {
     s = next;
   }
 
-  // Softmax of the scores of the keys in a stage, from `key` on.
-  CUTE_DEVICE void weigh(int key, int stage) {
+  // Softmax of the tile at `key`, whose mask bits are in `stage`; stores P and the factors.
+  CUTE_DEVICE void softmax_of_tile(int key, int stage) {
     auto const rows = as_rows(s);
     if (scores.range.is_full(key)) {
       scores.apply(rows, key, std::true_type{});
@@ -154,12 +154,12 @@ struct LatentScores {
     out.advance();
   }
 
-  // Masks the rows of a list that are no keys.
+  // Masks list entries that are no keys.
   CUTE_DEVICE void mask_absent(int stage) {
     auto const rows = as_rows(s);
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(rows)>; ++j) {
-      // A unit has four columns of a thread.
+      // A thread has four columns of each unit.
       int const in_unit = Place{thread}.column(j) % Config::kUnit;
       bool const is_key = shared.present[stage][j / 4] >> in_unit & 1;
       CUTE_UNROLL
@@ -171,7 +171,7 @@ struct LatentScores {
     Arch::mbarrier_wait(&shared.p_empty[out.stage], out.round ^ 1);
   }
   CUTE_DEVICE void publish() {
-    Arch::sync_warp();  // what all lanes stored
+    Arch::sync_warp();  // all lanes have stored P and factors
     if (lane == 0) Arch::mbarrier_arrive(&shared.p_full[out.stage]);
   }
 };

@@ -1,21 +1,21 @@
 // The warps that copy the bytes of latent tokens, and convert them to tiles in 16 bits.
 #pragma once
 
-#include "sm80/latent_tokens.hpp"
+#include "latent/tokens.hpp"
 #include "sm90/latent_config.hpp"
 
 namespace cutlass_attn::sm90 {
 
-// A warp has every fourth unit of 16 tokens, as in LatentProducer. It converts one while the bytes
-// of other warps' units are in flight.
+// A warp has every fourth unit of 16 tokens, as in LatentProducer. It converts a unit while bytes
+// of the other warps' units are in flight.
 template <class Config, class Arch>
 struct LatentTokenProducer {
   using Shared = typename Config::SharedStorage;
   using Element = typename Config::Element;
   using TileK = typename Config::TileK;
   using Tokens = typename Config::Tokens;
-  using Rows = sm80::LatentRows<uint8_t, TileK, void, Config::kUnit, Arch>;
-  using Numbers = sm80::TokenNumbers<Element, Arch>;
+  using Rows = LatentRows<uint8_t, TileK, void, Config::kUnit, Arch>;
+  using Numbers = TokenNumbers<Element, Arch>;
   static constexpr TokenFormat kFormat = Config::Stored::kFormat;
   static constexpr int kUnit = Config::kUnit, kUnits = Config::kUnits, kStages = Config::kStages;
   static_assert(kFormat.scale_bytes == 4 && kFormat.fp8_columns % 64 == 0);
@@ -28,7 +28,7 @@ struct LatentTokenProducer {
     Tokens& tokens = shared.tokens[warp];
     Rows rows{params.problem,     params.by_page, lane, 0, shared.addresses[warp], {},
               shared.block.source};
-    int32_t const& last = shared.block.last;                   // read again, as registers are few
+    int32_t const& last = shared.block.last;  // read again: a copy would take a register
     int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
     Ring<kStages> ring;
     rows.look_up_if(key, last);
@@ -55,15 +55,15 @@ struct LatentTokenProducer {
   }
 
  private:
-  // Starts the copy of the unit that was looked up, and looks up the next one. Returns which of its
-  // rows are keys.
+  // Starts the copy of the unit that was looked up, and looks up the next one. Returns a bit mask
+  // of the unit's rows: set for keys.
   CUTE_DEVICE uint32_t start(Rows& rows, int key) const {
     if (key >= shared.block.last) return 0;
     rows.place();
     Arch::sync_warp();  // addresses full
-    // A warp's vectors of a row, and what is left of several rows.
+    // Each row: 32 vectors, one per lane. Then the remaining kLeft vectors of several rows at once.
     constexpr int kLeft = kFormat.row_bytes / 16 - 32;
-    int const lane = opaque_index(this->lane);  // no register is left to keep what follows from it
+    int const lane = opaque_index(this->lane);  // derived values would take registers
 #pragma unroll 4
     for (int r = 0; r < kUnit; ++r) copy(r, lane * 16, true);
     CUTE_UNROLL
@@ -77,16 +77,16 @@ struct LatentTokenProducer {
     return present;
   }
 
-  // Starts the copy of 16 bytes of a row; a token that is no key is zeros.
-  CUTE_DEVICE void copy(int row, int at, bool is_there) const {
+  // Starts the copy of 16 bytes of a row, if in_row. A token that is no key becomes zeros.
+  CUTE_DEVICE void copy(int row, int at, bool in_row) const {
     uint8_t const* const from = shared.addresses[warp][row];
-    if (!is_there) return;
+    if (!in_row) return;
     Arch::cp_async(Arch::smem_address(&shared.tokens[warp].rows[row][at]), from + at,
                    from != nullptr);
   }
 
-  // Four lanes convert 64 columns of a row, and eight rows at once go to different banks. The next
-  // columns are read before these are converted, or the warp would wait for them.
+  // Four lanes convert 64 columns of a row. The warp converts eight rows at a time, which lie in
+  // different banks. The next columns are read before these are converted, which hides the latency.
   CUTE_DEVICE void convert(Tokens const& tokens, char* tile, int begin) const {
     auto const to = Arch::smem_address(tile);
     int const lane = opaque_index(this->lane);

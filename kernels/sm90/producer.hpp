@@ -57,7 +57,7 @@ struct Producer {
       }
     }
     if (!is_copying()) return;
-    next_info().is_there = 0;
+    next_info().exists = 0;
     Arch::mbarrier_arrive(&shared.info_full[info_stage()]);
   }
 
@@ -74,7 +74,7 @@ struct Producer {
     for (;; ++published) {
       Arch::mbarrier_wait(&shared.info_full[info_stage()], round_of<Config::kInfos>(published));
       Info const& info = shared.info(info_stage());
-      if (!info.is_there) return;
+      if (!info.exists) return;
       copy_tile(info);
       // No lane reads the TileInfo after the last sync_warp() of copy_pages().
       if (lane() == 0) Arch::mbarrier_arrive(&shared.info_empty[info_stage()]);
@@ -113,7 +113,7 @@ struct Producer {
     Info& info = next_info();
     if constexpr (Config::kHasMask) {
       int64_t const row = params.map.row_of(tile, params.dense().scheduler);
-      info.is_there = 1;
+      info.exists = 1;
       info.tile = tile;
       info.tiles = typename Config::Tiles(params.map, row);
       info.bits = params.map.bits_of(row);
@@ -126,11 +126,11 @@ struct Producer {
         int const beyond = (lens.k + kN - 1) / kN + 1;
         range = {beyond, beyond + 1, 0, 0};
       }
-      info.is_there = 1;
+      info.exists = 1;
       info.tile = tile;
       info.range = range.in_keys(kN);
-      info.interval = mask.near(tile.q_begin);
-      if constexpr (Config::kIsPaged) info.seen = mask.keys(tile.q_begin, tile.q_end);
+      info.interval = mask.tile_mask(tile.q_begin);
+      if constexpr (Config::kIsPaged) info.visible = mask.keys(tile.q_begin, tile.q_end);
       CUTE_NO_UNROLL
       for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
@@ -168,10 +168,10 @@ struct Producer {
     if constexpr (Config::kQStages == 1) copy_q(info);
     if constexpr (Config::kAsksEarly) ask();
     CUTE_NO_UNROLL
-    while (tiles.is_there()) {
+    while (tiles.has_tile()) {
       int const key = tiles.key();
       tiles.advance();
-      if (tiles.is_there()) copy_k(info, tiles.key());
+      if (tiles.has_tile()) copy_k(info, tiles.key());
       copy_v(info, key);
     }
   }
@@ -259,7 +259,7 @@ struct Producer {
     static_assert(Tile::kRows / 8 <= 32 / kChunks * kWarps, "a lane copies at most once");
     KvStore const& kv = params.dense().problem.kv;
     PageBoxes const boxes{kv.block_table + info.tile.seq.batch * kv.block_table_stride,
-                          params.dense().by_page, kv.page_size, from.box_rows, info.seen};
+                          params.dense().by_page, kv.page_size, from.box_rows, info.visible};
     int const box = lane() / kChunks * kWarps + warp(), row = box * from.box_rows;
     int const chunk = lane() % kChunks, head = info.tile.head_kv;
     int const own = int(uint32_t(from.boxes - warp() + kWarps - 1) / kWarps);

@@ -55,7 +55,7 @@ struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 
     struct {
       alignas(16) char tile[sizeof(TileCoord)];
       TileRange range;  // in keys
-      NearMask interval;
+      TileMask interval;
     } block;
     arch::Barrier q_full, k_full[kGroups][kKStages], v_full[kGroups][kVStages];
 

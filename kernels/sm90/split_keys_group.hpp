@@ -11,8 +11,8 @@
 // max. All copies are issued before the first product.
 #pragma once
 
-#include "sm80/products.hpp"
 #include "sm90/split_keys_copy.hpp"
+#include "tile/products.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -25,7 +25,7 @@ struct SplitKeysGroup {
   using TileQ = typename Config::TileQ;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
-  using Step = sm80::Products<Config, Score, Arch>;
+  using Step = Products<Config, Score, Arch>;
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, typename Config::Place, Config::kRows, false>;
   static constexpr int kHalf = Config::kHalf;
@@ -115,7 +115,7 @@ struct SplitKeysGroup {
     }
     CUTE_UNROLL
     for (int i = 0; i < kHalves; ++i) {
-      weigh(i, log2_scale);
+      softmax_of_half(i, log2_scale);
       issue_pv(i, accumulates || i > 0);
       if (!is_last) issue_qk(i);
     }
@@ -151,7 +151,7 @@ struct SplitKeysGroup {
     }
   }
 
-  CUTE_DEVICE void weigh(int i, float log2_scale) {
+  CUTE_DEVICE void softmax_of_half(int i, float log2_scale) {
     softmax.softmax_weights_of_max(as_rows(acc_s[i]), log2_scale);
     softmax.add_sums();
     Step::pack(acc_s[i], p[i]);

@@ -18,7 +18,7 @@ struct SplitKeysMerge {
   using Target = typename Shared::Target;
   static constexpr int kRows = Config::kRows;
   // Blocks of eight columns that a warpgroup merges across thread blocks.
-  static constexpr int kMost = (Config::kShare + 1) / 2;
+  static constexpr int kMax = (Config::kShare + 1) / 2;
 
   ClusterSplitsParams const& params;
   Shared& shared;
@@ -159,7 +159,7 @@ struct SplitKeysMerge {
     }
     auto const& from = shared.buffers[first / Config::kShare].merged;
     CUTE_UNROLL
-    for (int d = 0; d < kMost; ++d) sums[d] = {};
+    for (int d = 0; d < kMax; ++d) sums[d] = {};
     CUTE_NO_UNROLL
     for (int b = 0; b < params.blocks; ++b) {
       float factors[kRows];
@@ -170,7 +170,7 @@ struct SplitKeysMerge {
         rows.state[i].sum = fmaf(part.sum, factors[i], rows.state[i].sum);
       }
       CUTE_UNROLL
-      for (int d = 0; d < kMost; ++d) {
+      for (int d = 0; d < kMax; ++d) {
         if (d >= count) continue;
         Quad const part = *Arch::mapa(&from[first % Config::kShare + d][place.thread], b);
         CUTE_UNROLL
@@ -181,7 +181,7 @@ struct SplitKeysMerge {
     }
     rows.finish(params.forward.problem);
     CUTE_UNROLL
-    for (int d = 0; d < kMost; ++d) {
+    for (int d = 0; d < kMax; ++d) {
       CUTE_UNROLL
       for (int e = 0; e < 4; ++e) sums[d].values[e] *= rows.factor[e / 2];
     }
@@ -215,7 +215,7 @@ struct SplitKeysMerge {
       }
     } else {
       CUTE_UNROLL
-      for (int d = 0; d < kMost; ++d) {
+      for (int d = 0; d < kMax; ++d) {
         int const column = (first + d) * 8 + place.column(0);
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/forward_params.hpp"
-#include "sm80/key_splits.hpp"
+#include "core/key_splits.hpp"
 #include "sm90/params.hpp"
 
 namespace cutlass_attn {
@@ -14,7 +14,7 @@ struct ClusterSplitsParams {
   TensorMap q;
   sm90::DenseRows k, v;
   ForwardParams forward;
-  NearMask interval;  // counted from query 0
+  TileMask interval;  // counted from query 0
   int32_t blocks;     // of a cluster: a power of 2
   int32_t log2_blocks;
   char const* failure;  // why the tensor maps could not be made
@@ -25,7 +25,7 @@ struct ClusterSplitsParams {
     IntervalMask const mask(p.mask, {p.seq_q.seqlen, p.seq_k.seqlen});
     ClusterSplitsParams params = {{}, {}, {}, sm90::tiles_of<ForwardParams>(p, facts),
                                   {}, 1,  0,  nullptr};
-    params.interval = mask.near(0, p.seq_q.seqlen);
+    params.interval = mask.tile_mask(0, p.seq_q.seqlen);
     int64_t const tiles = params.forward.scheduler.blocks;
     if (tiles == 0) return params;
     params.blocks = blocks_of_cluster(p, tiles, device, facts.block_m);
@@ -44,8 +44,8 @@ struct ClusterSplitsParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
-  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
-                                KernelFacts const& facts) {
+  static int32_t num_splits(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
     int64_t const heads = TileScheduler::heads_of_tile(p, facts.block_m);
     int64_t const tiles = TileScheduler::blocks_of(p, facts.block_m, int32_t(heads));
     return kGroups * blocks_of_cluster(p, tiles, device, facts.block_m);
@@ -84,7 +84,7 @@ struct ClusterSplitsParams {
     } clusters[] = {{1, 0, 0.0}, {2, 2, 1.2}, {4, 6, 2.3}, {8, 10, 3.7}};
     bool const shares_keys = tiles > int64_t(p.batch) * p.num_heads_kv;
     int64_t const halves = p.head_dim > 64 && !shares_keys ? 3 : 2;  // of these
-    int64_t const keys = most_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
+    int64_t const keys = max_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
     int32_t best = 1;
     double least = 0;
     for (auto const& cluster : clusters) {

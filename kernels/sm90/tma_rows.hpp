@@ -104,11 +104,11 @@ struct RaggedRows {
  protected:
   char const* prepare(Problem const& p, Operand const& t, int columns, int32_t entries,
                       int32_t rows, int heads, int box_rows, bool is_on_gpu) {
-    constexpr int32_t kMost = 0x7fff0000;  // coordinates are signed
+    constexpr int32_t kMax = 0x7fff0000;  // coordinates are signed
     int64_t const row = stride_bytes(rows, t.row_stride);
     int64_t const batch = entries > 1 ? t.batch_stride * 2 : 0;
     int64_t const unit = common_divisor(row, batch);
-    if ((batch * (entries - 1) + row * rows) / unit >= kMost) {
+    if ((batch * (entries - 1) + row * rows) / unit >= kMax) {
       return "q, k, v or the gradient of the output takes more steps of the largest number that "
              "divides its strides than TMA "
              "counts";
@@ -117,7 +117,7 @@ struct RaggedRows {
     int64_t const modulus = int64_t(1) << (row < int64_t(1) << 35 ? 35 : 40);
     return encode(
         {address_of(t, p),
-         {uint32_t(columns), uint32_t(kEnd), uint32_t(heads), uint32_t(kMost), uint32_t(kMost)},
+         {uint32_t(columns), uint32_t(kEnd), uint32_t(heads), uint32_t(kMax), uint32_t(kMax)},
          {row, stride_bytes(heads, t.head_stride), unit, modulus - row},
          {64, uint32_t(box_rows), 1, 1, 1}},
         is_on_gpu, map);

@@ -70,7 +70,7 @@ struct MakeMaskMap {
     PerLogit const& mask;
     TileCoord tile;
     TileRange range;
-    NearMask interval;
+    TileMask interval;
     int seqlen_k;
     bool is_aligned;
 
@@ -80,7 +80,7 @@ struct MakeMaskMap {
       SeqLens const lens = tile.seq.lens(dense.problem);
       IntervalMask const of_call = dense.template mask<true>(lens);
       range = of_call.tiles(tile.q_begin, tile.q_end, kBlockN);
-      interval = of_call.near(tile.q_begin);
+      interval = of_call.tile_mask(tile.q_begin);
       seqlen_k = lens.k;
       uint64_t const bits = reinterpret_cast<uint64_t>(mask.data) |
                             uint64_t(mask.batch_stride | mask.head_stride | mask.row_stride);

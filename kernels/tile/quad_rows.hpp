@@ -10,7 +10,9 @@ namespace cutlass_attn {
 
 // The four threads of a quad hold a row of four neighbouring m16n8 blocks: word i of a thread is
 // two 16-bit columns of block i. Transposes the 4 x 4 words, so that thread t of the quad holds all
-// eight columns of block t.
+// eight columns of block t. transpose_quad() of tile/fragment.hpp does so with selects in place of
+// branches. With selects, ptxas 13.0 allocates other registers in the backward kernels of sm80;
+// with branches, in the forward kernels of sm90. Which is faster was not measured.
 template <class Arch>
 CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
   CUTE_UNROLL
@@ -19,12 +21,12 @@ CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
       if (i & bit) continue;
-      uint32_t const given = is_upper ? words[i] : words[i | bit];
-      uint32_t const taken = Arch::shuffle_xor(given, bit);
+      uint32_t const sent = is_upper ? words[i] : words[i | bit];
+      uint32_t const received = Arch::shuffle_xor(sent, bit);
       if (is_upper) {
-        words[i] = taken;
+        words[i] = received;
       } else {
-        words[i | bit] = taken;
+        words[i | bit] = received;
       }
     }
   }

@@ -22,7 +22,7 @@ struct FragmentScores {
   // References, mostly to shared memory: main loops have no registers for copies.
   Coord const& tile;
   TileRange const& range;  // in keys
-  NearMask const& interval;
+  TileMask const& interval;
 
   // Whether the key tile at `key` runs the code for full tiles, in which no key is masked. The
   // general score has no second code for full tiles: its code is long, and most of it would be
@@ -36,7 +36,7 @@ struct FragmentScores {
   }
 
   // Whether the key block at `key` may have masked keys in some row.
-  CUTE_DEVICE bool may_hide_keys(int key) const {
+  CUTE_DEVICE bool may_mask_keys(int key) const {
     bool const has_mask = Score::kIsGeneral && p.mask.elements.data;
     return has_mask || !range.is_full(key);
   }

@@ -101,8 +101,8 @@ struct Forward {
     SharedStorage& shared;
     TileCoord const tile;
     IntervalMask const mask;
-    KeyRange const seen;    // keys that its queries see
-    TileRange const range;  // tiles with these keys
+    KeyRange const visible_keys;  // keys that its queries see
+    TileRange const range;        // tiles with these keys
     Score const score;
     float const log2_scale;
     int const lane;
@@ -122,7 +122,7 @@ struct Forward {
           shared(shared),
           tile(p, params.scheduler, kBlockM, Arch::block()),
           mask(params.template mask<Score::kHasChunks>(tile.seq.lens(p))),
-          seen(mask.keys(tile.q_begin, tile.q_end)),
+          visible_keys(mask.keys(tile.q_begin, tile.q_end)),
           range(mask.tiles(tile.q_begin, tile.q_end, kBlockN)),
           score(p, tile.seq.lens(p)),
           log2_scale(score.log2_scale()),
@@ -185,7 +185,7 @@ struct Forward {
       for (int i = Arch::thread(); i < kBlockN * kVectors; i += kThreads) {
         int const row = i / kVectors, column = i % kVectors * 8, key = n * kBlockN + row;
         load_vector(to + row * kPitch + column, source.row(key) + column,
-                    seen.contains(key) && column < columns);
+                    visible_keys.contains(key) && column < columns);
       }
     }
 

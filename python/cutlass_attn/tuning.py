@@ -137,7 +137,8 @@ def apply(tuning: Tuning, source: str) -> list[str]:
                 **_tile_of(rule),
             )
         except ValueError as error:
-            text = f"{error}; a new one: {reason}" if reason else str(error)
+            is_new = reason and reason != str(error)
+            text = f"{error}; a new one: {reason}" if is_new else str(error)
             wrong.append(f"{source}, line {rule.line}: {rule.where}: {text}")
     for mark in tuning.failing:
         try:
@@ -149,18 +150,15 @@ def apply(tuning: Tuning, source: str) -> list[str]:
 
 def _add(rule: Rule) -> str:
     """Adds a variant with the rule's tile, unless it exists. Returns why it cannot be added."""
-    from ._build.tile import shape_of
     from .jit import tile_space
 
-    tile = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}")
-    if tile is None:
-        return ""  # what dispatch says of it is all there is
-    if reason := tile.why_not():
-        return reason
     kernels = tile_space()
     if kernels and rule.kernel not in kernels:  # without any, no GPU kernel runs in this build
         return f"tiles can be chosen of {', '.join(kernels)}"
-    _C.add_tile(**_tile_of(rule))
+    try:
+        _C.add_tile(**_tile_of(rule))
+    except ValueError as error:
+        return str(error)
     return ""
 
 

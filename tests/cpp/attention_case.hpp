@@ -99,7 +99,7 @@ class SolvedCase {
   // off by the bound of these roundings.
   //
   // With q and k in int8, if only softmax follows, the unfused computation has exponents from one
-  // multiply-add of a number as large as 1.5 * 2^23 (sm80/quantized_queries.hpp). The exponents and
+  // multiply-add of a number as large as 1.5 * 2^23 (quantized/queries.hpp). The exponents and
   // LSE are off by up to one unit of the integer products.
   //
   // With P and V in 8 bits (int8, fp8), it rounds them as in core/quantize.hpp. LSE may be off by

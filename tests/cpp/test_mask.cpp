@@ -180,7 +180,8 @@ TEST(the_largest_sizes_do_not_overflow) {
 TEST(near_mask_agrees) {
   auto const check_from = [](Problem const& p, int first, bool is_moved) {
     IntervalMask const mask = mask_of(p);
-    NearMask const near = is_moved ? mask.near(0, p.seq_q.seqlen).from(first) : mask.near(first);
+    TileMask const near =
+        is_moved ? mask.tile_mask(0, p.seq_q.seqlen).from(first) : mask.tile_mask(first);
     for (int q = first; q < p.seq_q.seqlen && q < first + 4; ++q) {
       for (int k = 0; k < p.seq_k.seqlen && k < 12; ++k) {
         for (int key : {k, p.seq_k.seqlen - 1 - k}) {

@@ -183,7 +183,7 @@ TEST(splits_are_those_of_packed_heads_before_a_kernel_is_compiled) {
   KernelFacts compiled, unknown;
   compiled.block_m = unknown.block_m = 16;
   compiled.packs_heads = 1;
-  CHECK_EQ(DecodeParams::splits_of_keys(p, gpu, unknown), 16);
+  CHECK_EQ(DecodeParams::num_splits(p, gpu, unknown), 16);
   int64_t const bytes = DecodeParams::workspace_bytes(p, gpu, unknown);
   CHECK_EQ(DecodeParams::prepare(p, {nullptr, bytes}, gpu, compiled).splits.count, 16);
 }

@@ -32,7 +32,7 @@ double logit(Problem const& p, double s) {
 template <class Score>
 void agrees_with_the_definition(Problem const& p) {
   Score const score(p, lens_of(p));
-  CHECK(Score::takes(p));
+  CHECK(Score::can_run(p));
   CHECK(score.log2_scale() > 0);
   double const largest =
       p.logits.softcap > 0 ? p.logits.softcap : 200 * std::fabs(p.logits.softmax_scale);
@@ -68,22 +68,22 @@ TEST(softcap_without_a_cap_scales_by_any_number) {
 
 TEST(chunks_are_for_scores_that_know_them) {
   Problem p = call(0.125f, 0);
-  CHECK(Score<Chunk>::takes(p));
+  CHECK(Score<Chunk>::can_run(p));
   p.mask.attention_chunk = 7;
-  CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
-  CHECK(Score<Chunk>::takes(p) && GeneralScore::takes(p));
-  CHECK((Score<Softcap, Chunk>::takes(p)));
+  CHECK(!IdentityScore::can_run(p) && !SoftcapScore::can_run(p));
+  CHECK(Score<Chunk>::can_run(p) && GeneralScore::can_run(p));
+  CHECK((Score<Softcap, Chunk>::can_run(p)));
   agrees_with_the_definition<Score<Chunk>>(p);
   for (Problem other : {call(0.125f, 30), call(-0.125f, 0), call(0, 0)}) {
     other.mask.attention_chunk = 7;
-    CHECK(!Score<Chunk>::takes(other));
-    CHECK((Score<Softcap, Chunk>::takes(other)));
+    CHECK(!Score<Chunk>::can_run(other));
+    CHECK((Score<Softcap, Chunk>::can_run(other)));
     agrees_with_the_definition<Score<Softcap, Chunk>>(other);
   }
   float const slope = 1;
   p.logits.alibi_slopes = &slope;
-  CHECK(!Score<Chunk>::takes(p));
-  CHECK(!(Score<Softcap, Chunk>::takes(p)));
+  CHECK(!Score<Chunk>::can_run(p));
+  CHECK(!(Score<Softcap, Chunk>::can_run(p)));
 }
 
 TEST(a_score_takes_the_calls_whose_terms_it_has) {
@@ -92,33 +92,33 @@ TEST(a_score_takes_the_calls_whose_terms_it_has) {
   Problem alibi = call(0.125f, 0), bias = call(0.125f, 0);
   alibi.logits.alibi_slopes = &number;
   bias.logits.bias.data = &number;
-  CHECK(!Score<Softcap>::takes(alibi) && !Score<TileBias>::takes(alibi));
-  CHECK(Score<Alibi>::takes(alibi));
-  CHECK((Score<Softcap, Alibi>::takes(alibi)));
-  CHECK(Score<TileBias>::takes(bias) && !Score<Alibi>::takes(bias));
-  CHECK(!Score<TileBias>::takes(call(0.125f, 0)));  // a kernel with a bias always reads one
+  CHECK(!Score<Softcap>::can_run(alibi) && !Score<TileBias>::can_run(alibi));
+  CHECK(Score<Alibi>::can_run(alibi));
+  CHECK((Score<Softcap, Alibi>::can_run(alibi)));
+  CHECK(Score<TileBias>::can_run(bias) && !Score<Alibi>::can_run(bias));
+  CHECK(!Score<TileBias>::can_run(call(0.125f, 0)));  // a kernel with a bias always reads one
   Problem capped = alibi;
   capped.logits.softcap = 3;
-  CHECK(!Score<Alibi>::takes(capped));
-  CHECK((Score<Softcap, Alibi>::takes(capped)));
+  CHECK(!Score<Alibi>::can_run(capped));
+  CHECK((Score<Softcap, Alibi>::can_run(capped)));
   Problem negative = alibi;
   negative.logits.softmax_scale = -1;
-  CHECK(Score<Alibi>::takes(negative));
+  CHECK(Score<Alibi>::can_run(negative));
   Problem masked = alibi;
   masked.mask.elements.data = &byte;
-  CHECK(!Score<Alibi>::takes(masked) && GeneralScore::takes(masked));
+  CHECK(!Score<Alibi>::can_run(masked) && GeneralScore::can_run(masked));
 }
 
 TEST(identity_takes_only_what_it_can) {
-  CHECK(IdentityScore::takes(call(0.125f, 0)));
-  CHECK(!IdentityScore::takes(call(0.125f, 30)));
-  CHECK(!IdentityScore::takes(call(-0.125f, 0)));
-  CHECK(!IdentityScore::takes(call(0, 0)));
+  CHECK(IdentityScore::can_run(call(0.125f, 0)));
+  CHECK(!IdentityScore::can_run(call(0.125f, 30)));
+  CHECK(!IdentityScore::can_run(call(-0.125f, 0)));
+  CHECK(!IdentityScore::can_run(call(0, 0)));
 }
 
 TEST(identity_leaves_scales_to_others_that_a_sink_cannot_be_divided_by) {
-  CHECK(IdentityScore::takes(call(1e-20f, 0)));
-  CHECK(!IdentityScore::takes(call(1e-40f, 0)));
+  CHECK(IdentityScore::can_run(call(1e-20f, 0)));
+  CHECK(!IdentityScore::can_run(call(1e-40f, 0)));
 }
 
 TEST(general_without_terms_is_softcap) {
@@ -163,7 +163,7 @@ TEST(alibi_falls_off_on_both_sides_of_the_diagonal) {
       p.logits.alibi_slopes = slopes;
       p.logits.alibi_batch_stride = batch_stride;
       p.mask.diagonal_shift = shift;
-      CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p) && GeneralScore::takes(p));
+      CHECK(!IdentityScore::can_run(p) && !SoftcapScore::can_run(p) && GeneralScore::can_run(p));
       GeneralScore const score(p, lens_of(p));
       for_each_logit(p, [&](int b, int h, int q, int k) {
         // The diagonal of query q is key q + 1 + shift.
@@ -197,7 +197,7 @@ TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
       p.logits.bias = layout;
       p.logits.bias.data = data;
       p.logits.bias_dtype = dtype;
-      CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
+      CHECK(!IdentityScore::can_run(p) && !SoftcapScore::can_run(p));
       GeneralScore const score(p, lens_of(p));
       SoftcapScore const softcap(p);
       float const capped = p.logits.softcap * softcap(6, 0, 0, 0, 0);
@@ -227,7 +227,7 @@ TEST(mask_hides_where_its_byte_is_zero_whatever_the_bias) {
     CHECK(hidden ? x == -kInf : x == shown || (std::isnan(x) && std::isnan(shown)));
   });
   p.logits.bias = {};
-  CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
+  CHECK(!IdentityScore::can_run(p) && !SoftcapScore::can_run(p));
 }
 
 // Tiles reach beyond the sequences: no other address may be read for positions out there.

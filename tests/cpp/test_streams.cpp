@@ -90,8 +90,8 @@ TEST(kept_memory_has_a_bound) {
     CHECK_EQ(reinterpret_cast<uintptr_t>(kept.data) % 256, 0u);
     CHECK_EQ(reinterpret_cast<uintptr_t>(kept.zeros) % 256, 0u);
   }
-  CHECK_EQ(kept_bytes(kGpu), Kept::kMostBytes);
-  CHECK_EQ(Kept::kMostBytes, 18 << 20);
+  CHECK_EQ(kept_bytes(kGpu), Kept::kMaxBytes);
+  CHECK_EQ(Kept::kMaxBytes, 18 << 20);
   // Each stream's counters are zeroed once, on that stream, and nothing else is.
   std::vector<fake::Call> const calls = fake::take_calls();
   int64_t bytes = 0;
@@ -104,7 +104,7 @@ TEST(kept_memory_has_a_bound) {
     zeroed.insert(call.address);
   }
   CHECK(zeroed == zeros);
-  CHECK_EQ(bytes, Kept::kMostBytes);
+  CHECK_EQ(bytes, Kept::kMaxBytes);
   CHECK_EQ(count(calls, "cudaFree"), 0);
   // Memory of different streams does not overlap.
   std::vector<std::pair<uintptr_t, int64_t>> parts;

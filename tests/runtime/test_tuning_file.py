@@ -134,7 +134,7 @@ def test_dispatch_prefers_tiles_that_pass(tmp_path):
             '"96x32x6"',
             '"96x32x4"',
             r'line 4: .*d128: tile is "96x32x4", allowed for sm80 at head dim 128:.*'
-            r"; a new one: 96 queries are no multiple of 16 for each of 4 warps",
+            r"; a new one: 96x32x4: queries must be a multiple of 16 for each warp",
         ),
         ('"96x32x6"', '"96x32x0"', r'line 4: .*d128: tile is "96x32x0", allowed for sm80 at head'),
         ("d128", "d9999", "line 4: .*no variant is of sm80 at head dim 9999"),

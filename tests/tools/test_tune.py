@@ -5,11 +5,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from cutlass_attn import jit, tuning, variants
+from cutlass_attn import _C, jit, tuning, variants
 from cutlass_attn._build.files import locked
-from cutlass_attn._build.tile import shape_of, tiles
 from cutlass_attn.tools import cli, tune
 from cutlass_attn.tools.experiment.problems import Shape
+from cutlass_attn.tools.tune import tiles
 from cutlass_attn.tools.tune_rules import Task, blocks_per_sm
 
 SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
@@ -31,24 +31,53 @@ def test_the_tiles_of_each_kernel_are_in_its_space(kernel):
     assert rows
     axes = jit.tile_space()[kernel]["axes"]
     for row in rows:
-        assert row.tile in tiles(row.key.rpartition("/")[0], axes), row.key
+        assert row.tile in tiles(row.kernel, row.head_dim, row.head_dim_v, axes), row.key
 
 
 def test_the_space_has_what_the_source_takes():
-    space = tiles("sm80/f16/d64", AXES)
+    space = tiles("sm80", 64, 64, AXES)
     assert {"64x64x4", "96x32x6"} <= set(space)
     assert "96x32x4" not in space  # 24 rows a warp
     assert "64x48x4" not in space  # the loop takes 32 keys at a time
     assert not any(tile.startswith("63") for tile in space)
     assert not any("c" in tile for tile in space)  # without columns there are none
-    assert any("c2" in tile for tile in tiles("sm80/f16/d256", {**AXES, "n": [16], "columns": [2]}))
+    sharing = {**AXES, "columns": [2, 4]}
+    assert "32x32x2c4" in tiles("sm80", 512, 512, sharing)
+    # Columns of Q that stay in registers lie where V is copied later: 16 KB, V has 8.
+    assert not any("c2" in tile for tile in tiles("sm80", 256, 256, {**sharing, "n": [16]}))
 
 
 def test_a_tile_that_surely_spills_is_not_compiled():
     # 32 rows a warp: 256 registers for O alone.
-    assert shape_of("sm80/f16/d256/64x64x2").spills_surely
-    assert not shape_of("sm80/f16/d128/128x64x4").spills_surely
-    assert "256x32x4" not in tiles("sm80/f16/d128", AXES)
+    d128 = {"kernel": "sm80", "head_dim": 128, "head_dim_v": 128}
+    assert _C.check_tile(kernel="sm80", head_dim=256, head_dim_v=256, tile="64x64x2") == ("", True)
+    assert _C.check_tile(**d128, tile="128x64x4") == ("", False)
+    assert "256x32x4" not in tiles("sm80", 128, 128, AXES)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "tile", "reason"),
+    [
+        ("sm80", 64, "96x64x4", "queries must be a multiple of 16 for each warp"),
+        ("sm80", 64, "64x48x4", "keys must be a multiple of 32"),
+        ("sm80", 128, "128x24x4", "keys must be a multiple of 16"),
+        ("sm80", 256, "32x64x2c4", "keys must be 8 for each warp that shares rows"),
+        ("sm80", 64, "1024x32x64", "a block has at most 1024 threads"),
+        ("sm80", 64, "48x32x3", "threads must copy 8 rows of a tile at once"),
+        ("sm80", 128, "256x128x8", "needs 131072 bytes of shared memory"),
+        ("sm80/int8_qk", 64, "64x96x4", "keys must be 32 or a multiple of 64"),
+        ("sm80/int8", 64, "64x128x4", "keys must be 64"),
+        ("sm80", 64, "64x64x0", "a tile is such as 64x64x4"),
+        ("sm80", 72, "64x64x4", "no variant is of sm80 at head dim 72"),
+    ],
+)
+def test_why_a_kernel_cannot_have_a_tile(kernel, head_dim, tile, reason):
+    found, spills = _C.check_tile(kernel=kernel, head_dim=head_dim, head_dim_v=head_dim, tile=tile)
+    assert reason in found and not spills
+
+
+def test_tiles_of_other_kernels_are_not_judged():
+    assert _C.check_tile(kernel="sm90", head_dim=128, head_dim_v=128, tile="1x1x1") == ("", False)
 
 
 def test_blocks_are_counted_as_dispatch_does():
@@ -189,7 +218,7 @@ COMMAND = ["tune", "--head-dim", "128"]
 def test_every_tile_is_tried_and_the_fastest_is_written(gpu, tmp_path, capsys):
     assert cli.main([*COMMAND, "--json", "result.json"]) == 0
     text = capsys.readouterr().out
-    assert sorted([*gpu.tried, BASE]) == sorted(tiles("sm80/f16/d128", AXES))
+    assert sorted([*gpu.tried, BASE]) == sorted(tiles("sm80", 128, 128, AXES))
     lines = text.splitlines()
     assert lines[0] == f"32x64x2      1.500 times as fast as {BASE}"
     assert lines[1] == f"64x64x4      1.250 times as fast as {BASE}"

@@ -6,8 +6,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// Tiles of K and V in 8 bits, two of which count as an element. Head dims of 64 fill half of K's
-// rows of 128 bytes. V has columns of 128 keys.
+// Tiles of K and V in 8 bits. Two 8-bit numbers count as one element. At a head dim of 64, K fills
+// half of its rows of 128 bytes. V is transposed: a row is a column of 128 keys.
 template <class Traits>
 struct QuantizedKv {
   using TileK = SwizzledTile<kValueKeys, whole_chunks(Traits::kHeadDim / 2)>;
@@ -16,15 +16,15 @@ struct QuantizedKv {
   static constexpr bool kHasHalves = true;
 };
 
-// Traits of the steps of a warpgroup, for sm80::Products, QuantizedQueries and Fp8Weights: key
-// blocks of 64 keys, which share a scale of V and of P.
+// Traits required by Products, QuantizedQueries and Fp8Weights, for a warpgroup and a key block of
+// 64 keys, which share a scale of V and of P.
 template <class Traits>
 struct QuantizedSteps {
   using Element = typename Traits::Element;
   using Place = FragmentPlace<4, 1>;  // by thread
   using QkAccumulator = int32_t;
   using PvAccumulator = cutlass::half_t;
-  static constexpr bool kIsFp8 = false;  // as K and V come, before they are rounded
+  static constexpr bool kIsFp8 = false;  // the type of the call's K and V
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kWarpColumns = kHeadDimV;
   static constexpr int kBlockN = quantize::kTileKeys;
@@ -42,7 +42,7 @@ struct QuantizedSteps {
 
   // Q in int8 stays in registers up to a head dim of 128, and is read from shared memory beyond.
   static constexpr bool kKeepsQ = kHeadDim <= 128;
-  // Columns of O that P V of a key block is accumulated for at a time, beside O.
+  // Columns of O whose P V of a key block is accumulated at a time, in registers beside those of O.
   static constexpr int kPvColumns = kHeadDimV <= 128 ? kHeadDimV : 64;
   static_assert(kHeadDimV % kPvColumns == 0);
 };
@@ -52,12 +52,12 @@ struct QuantizedConfig : Config<Traits, QuantizedKv<Traits>> {
   using Base = Config<Traits, QuantizedKv<Traits>>;
   static_assert(Base::kBlockN == kValueKeys);
   struct SharedStorage : Base::SharedStorage {
-    // Of the rows of each quad: the scale, where sums go to softmax times log2_scale; Q . shift.
+    // For the two rows of each quad: q_scale, times log2_scale if sums go to softmax; Q . shift.
     using OfQuads = float[Base::kThreads / 4][2];
     alignas(8) OfQuads q_scale, q_shift;
   };
   static_assert(sizeof(SharedStorage) <= Base::kMaxSmemBytes);
-  // The most that a consumer thread of two warpgroups can have.
+  // Two consumer warpgroups can have at most 240 registers per thread.
   static constexpr int kCopyRegisters = Base::kGroups == 2 ? 24 : Base::kCopyRegisters;
   static constexpr int kComputeRegisters = Base::kGroups == 2 ? 240 : Base::kComputeRegisters;
   using Steps = QuantizedSteps<Traits>;

@@ -3,16 +3,16 @@
 //   tensor cores   Q K(j)   P' V(j-1)          Q K(j+1)   P' V(j)
 //   the rest                softmax(j)         O += P' V(j-1), P'(j)    softmax(j+1)
 //
-// P' is P of 64 keys rounded to e4m3 relative to its sum (sm80/fp8_weights.hpp). Its products with
-// V have accumulators of their own, which are added to O in fp32 with the factors of the rows. If O
-// leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
+// P' is P of 64 keys rounded to e4m3 relative to its sum (quantized/fp8_weights.hpp). Its products
+// with V have accumulators of their own, which are added to O in fp32 with the factors of the rows.
+// If O leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
 //
 // S stays in registers until its weights are known to be small enough (tile/softmax_rows.hpp), so a
 // row max is updated without another Q K^T. Keys go from last to first, as in 16 bits.
 #pragma once
 
-#include "sm80/fp8_weights.hpp"
-#include "sm80/quantized_queries.hpp"
+#include "quantized/fp8_weights.hpp"
+#include "quantized/queries.hpp"
 #include "sm90/consumer_buffers.hpp"
 #include "sm90/quantized/config.hpp"
 #include "tile/scores.hpp"
@@ -27,29 +27,28 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   using Buffers::release, Buffers::release_k, Buffers::release_v, Buffers::thread;
   using Info = typename Config::TileInfo;
   using Steps = typename Config::Steps;
-  using Step = sm80::Products<Steps, Score, Arch>;
-  using Queries = sm80::QuantizedQueries<Steps, Score, Arch>;
-  using Weights = sm80::Fp8Weights<Steps, Score, Arch>;
-  using Units = sm80::SumUnits<Steps::kRows>;
+  using Step = Products<Steps, Score, Arch>;
+  using Queries = QuantizedQueries<Steps, Score, Arch>;
+  using Weights = Fp8Weights<Steps, Score, Arch>;
+  using Units = SumUnits<Steps::kRows>;
   using Scores = FragmentScores<Arch, Score, typename Config::Place, Steps::kRows, false,
                                 typename Config::Coord>;
   static constexpr int kRows = Steps::kRows, kKeys = Steps::kBlockN, kN = Config::kBlockN;
   static constexpr int kPvColumns = Steps::kPvColumns;
-  static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a key block
-  // Whether sums in int32 go to softmax unconverted.
+  static constexpr float kMinRowMax = -3e38f;  // replaces -inf once a row has seen a key block
+  // Whether int32 sums go to softmax unconverted.
   static constexpr bool kKeepsSums = Score::kIsIdentity;
-  // Whether scales of the rows stay in registers, and the scale of keys is read a key block early
-  // (read where it is needed, it delayed a key block by 7 to 12 % on an H200). With three
-  // warpgroups that takes local memory; reading rows' scales takes 15 instructions of 340 at
-  // D = 128.
+  // Whether q_scale stays in registers, and the scale of the next keys is read one key block early.
+  // Read at its use, it delayed a key block by 7 to 12 % on an H200. With three warpgroups both
+  // would be in local memory; reading q_scale takes 15 of 340 instructions at D = 128.
   static constexpr bool kKeepsScales = Config::kGroups < 3;
 
   typename Config::Params const& params;
   Score const score;
   float const log2_scale;
-  quantize::KeyFp8Scales const* all_scales;  // of the head's key blocks
-  typename Step::Q q;                        // unless it is in shared memory
-  float q_scale[kRows];                      // where sums go to softmax, times log2_scale
+  quantize::KeyFp8Scales const* all_scales;  // of the KV head, by key block
+  typename Step::Q q;                        // if kKeepsQ
+  float q_scale[kRows];                      // times log2_scale if kKeepsSums
   typename Scores::Rows score_rows;
   SoftmaxRows<Arch, kRows> softmax;
   uint32_t acc_s[Step::S::kSize];
@@ -57,7 +56,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   typename Step::O acc_o;
   typename Weights::P p;
   float factors[kRows];  // of P' V in flight
-  float next_k_scale;    // of the key block to come
+  float next_k_scale;    // of the next key block
 
   CUTE_DEVICE QuantizedConsumer(typename Config::Params const& params,
                                 typename Config::SharedStorage& shared, int group)
@@ -68,7 +67,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   CUTE_DEVICE void run() {
     Info* info = Buffers::take();
-    while (info->is_there) {
+    while (info->exists) {
       begin_rows(*info);
       Buffers::skip(Buffers::leading(*info));
       steps(*info);
@@ -122,7 +121,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   CUTE_DEVICE void steps(Info const& info) {
     TileRange const range = info.ranges[group];
     int key = range.end - kN;
-    // A warpgroup whose rows see the first half of their last tile alone begins there.
+    // A warpgroup whose rows see only the first half of their last tile skips the second half.
     if (info.is_half[group]) {
       first(info, key, First{});
     } else {
@@ -152,13 +151,13 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     Arch::template wgmma_wait<0>(acc_s);
     finish_qk(half);
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) factors[i] = 0.0f;  // nothing is in flight
+    for (int i = 0; i < kRows; ++i) factors[i] = 0.0f;  // no P' V is in flight
     softmax_weights(info, key, scales, std::false_type{}, [] {});
     Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
   }
 
-  // Q K^T and softmax of a key block, overlapped with P' V of the one before, the other half of a
-  // tile. is_full: no key is masked.
+  // Q K^T and softmax of a key block, overlapped with P' V of the previous key block, which is the
+  // other half of a tile. is_full: no key is masked.
   template <class Half, class IsFull>
   CUTE_DEVICE void step(Info const& info, int key, Half half, IsFull is_full) {
     Scales const scales = take_scales(key, is_full);
@@ -169,7 +168,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     softmax_weights(info, key, scales, is_full, [&] { finish_pv(other(half)); });
   }
 
-  // The half of its tile that a key block is. The second half comes first.
+  // Halves of a tile: its key blocks. The second half is processed first.
   using First = std::integral_constant<int, 0>;
   using Second = std::integral_constant<int, 1>;
   CUTE_DEVICE static Second other(First) { return {}; }
@@ -177,7 +176,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   // --- Softmax -----------------------------------------------------------------------------------
 
-  // Scales of this thread's keys of a key block, and of its rows, read before they are needed.
+  // Scales of this thread's keys in a key block, and of its rows.
   struct Scales {
     float k, q[kRows];
   };
@@ -211,8 +210,8 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     return is_full || key < params.problem.seq_k.seqlen;
   }
 
-  // From S of a key block to P', and to the factors of its products. finish_before() ends the
-  // products of the previous P'.
+  // Computes P' of a key block from S, and the factors of P' V. finish_before() adds P' V of the
+  // previous key block to O.
   template <class IsFull, class FinishBefore>
   CUTE_DEVICE void softmax_weights(Info const& info, int key, Scales const& scales, IsFull is_full,
                                    FinishBefore&& finish_before) {
@@ -222,9 +221,9 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     auto const s = as_rows(acc);
     if constexpr (kKeepsSums) {
       Units units;
-      constexpr float kLeastFactor = 0x1p-126f;  // a scale may be 0, and 0 times -inf is NaN
+      constexpr float kMinFactor = 0x1p-126f;  // a scale may be 0, and 0 times -inf is NaN
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kLeastFactor);
+      for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kMinFactor);
       if constexpr (!is_full) units.move_nan(s);
       scores_of(info).apply(s, key, is_full, score_rows);
       softmax_weights(s, units, key, is_full, finish_before);
@@ -259,13 +258,13 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
       if (!Arch::any(!Weights::are_small(of_thread.sums)) || updates > 0) break;
       update_row_max(s, units, of_thread.sums);
     }
-    of_values.v = v_scale_of(key, is_full);  // its latency is hidden by what follows
+    of_values.v = v_scale_of(key, is_full);  // early, to hide the latency
     finish_before();
     Weights::round(w, of_thread, softmax, of_values, p, factors);
   }
 
-  // Updates the row max of rows with weights that are too large, and rescales O and what is to be
-  // added to it.
+  // Updates the row max of rows with weights that are too large. Rescales O, and the factors of the
+  // P' V in flight.
   template <class S, class AnyUnits>
   CUTE_DEVICE void update_row_max(S const& s, AnyUnits const& units,
                                   typename Weights::Sums const& sums) {
@@ -282,7 +281,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
         factors[i] *= factor;
       });
       // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
-      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
+      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kMinRowMax);
     }
     Arch::sync_warp();  // quads have diverged
   }
@@ -292,13 +291,12 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
             info.ranges[group], info.interval};
   }
 
-  // What an array has for row i of this thread.
+  // Entry of an array for row i of this thread.
   using OfQuads = typename Config::SharedStorage::OfQuads;
   CUTE_DEVICE static float& of_row(OfQuads& quads, int i) {
     return quads[uint32_t(opaque(Arch::thread())) / 4][i];
   }
-  // Whether the logits need Q . shift. Where int32 sums go to softmax, only the LSE and sinks need
-  // it.
+  // Whether logits need Q . shift. If int32 sums go to softmax, only the LSE and sinks need it.
   CUTE_DEVICE bool needs_q_shift() const {
     return !kKeepsSums || params.problem.softmax_lse || params.problem.logits.sinks;
   }
@@ -384,7 +382,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = softmax.rows[i].max;
-      if (max <= kLeastMax) max = -kInf;
+      if (max <= kMinRowMax) max = -kInf;
       // What all logits of the row lack.
       bool const adds_shift = kKeepsSums && max != -kInf && needs_q_shift();
       if (adds_shift) max = fmaf(of_row(shared.q_shift, i), log2_scale, max);

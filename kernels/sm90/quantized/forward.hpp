@@ -1,7 +1,8 @@
 // Forward attention on wgmma and TMA with Q K^T in int8 and P V in e4m3 (sm_90a: Hopper).
 // core/quantize.hpp defines the rounding, kFp8.
 //
-// Before:     a launch rounds K to int8 and V to e4m3, and transposes V (sm80/quantize_values.hpp)
+// Before:     a launch rounds K to int8 and V to e4m3, and transposes V (../../quantized/
+//             quantize_values.hpp)
 // Grid:       that of the kernel in 16 bits (sm90/forward.hpp), with its producer
 // Block:      a producer warpgroup, and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: Q in int8 up to a head dim of 128; S, w and P of 64 keys;
@@ -12,10 +13,10 @@
 #pragma once
 
 #include "arch/sm90.hpp"
-#include "sm80/quantize_values.hpp"
+#include "quantized/quantize_values.hpp"
 #include "sm90/producer.hpp"
 #include "sm90/quantized/consumer.hpp"
-#include "tile/no_aside.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -26,8 +27,8 @@ struct QuantizedForward {
   using Config = QuantizedConfig<Traits<Element, Shape>>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
-  using Before = sm80::QuantizeKeysAndValues<Element, Shape::kHeadDim, Shape::kHeadDimV, Params>;
-  using After = NoAside<Params>;
+  using Before = QuantizeKeysAndValues<Element, Shape::kHeadDim, Shape::kHeadDimV, Params>;
+  using After = NoLaunch<Params>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;

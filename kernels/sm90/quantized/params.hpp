@@ -1,5 +1,5 @@
 // Launch parameters of the wgmma forward kernel with Q K^T in int8 and P V in e4m3, and its
-// workspace: that of sm80/quantized_params.hpp behind a counter of tiles, with V transposed:
+// workspace: that of quantized/params.hpp behind a counter of tiles, with V transposed:
 //
 //   v8       (head, pair of tiles, column, 128 keys) e4m3. wgmma wants the keys of a column next to
 //            each other. Each 16 keys are in the order of permuted_column(): a thread's weights of
@@ -8,7 +8,7 @@
 // A head has an even number of tiles of 64 keys.
 #pragma once
 
-#include "sm80/quantized_params.hpp"
+#include "quantized/params.hpp"
 #include "sm90/params.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -43,11 +43,11 @@ struct TransposedValues {
 };
 
 // v8 has pairs of key blocks, so each head has a whole number of them.
-using KeyTilePairs = sm80::BasicDenseKeyTiles<2>;
+using KeyTilePairs = BasicDenseKeyTiles<2>;
 
 template <class TileScales>
-struct QuantizedTmaParams : sm80::BasicQuantizedParams<TileScales, KeyTilePairs>, PersistentTiles {
-  using Quantized = sm80::BasicQuantizedParams<TileScales, KeyTilePairs>;
+struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, PersistentTiles {
+  using Quantized = BasicQuantizedParams<TileScales, KeyTilePairs>;
   static constexpr bool kTransposesV = true;
   TensorMap q;
   DenseRows k;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -10,16 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import jit, tuning
+from .. import _C, jit, tuning
 from .._build.facts import MAX_DECODE_QUERIES
 from .._build.files import locked, replace_file
-from .._build.tile import tiles
 from .._build.tuned_toml import Rule, Tuning, device_class
 from .._variants import variants
 from . import console as terminal
@@ -135,7 +136,8 @@ def search(task: Task, base: str, path: Path) -> tuple[str, list[dict[str, Any]]
         found = json.loads(path.read_text(encoding="utf-8"))
     base, tried = found["base"], found["tried"]
     known = {base, *(entry["tile"] for entry in tried)}
-    space = tiles(task.key("").rstrip("/"), jit.tile_space()[task.kernel]["axes"])
+    axes = jit.tile_space()[task.kernel]["axes"]
+    space = tiles(task.kernel, task.head_dim, task.head_dim_v, axes)
     left = [tile for tile in space if tile not in known]
     with terminal.progress_bar() as show:
         for done, tile in enumerate(left):
@@ -143,6 +145,27 @@ def search(task: Task, base: str, path: Path) -> tuple[str, list[dict[str, Any]]
             tried.append({"tile": tile, **evaluate(task, tile, base)})
             replace_file(path, json.dumps(found, indent=1).encode())
     return base, tried
+
+
+def tiles(
+    kernel: str, head_dim: int, head_dim_v: int, axes: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Those of kernels/space.toml that the kernel can have and that do not certainly spill.
+
+    Args:
+        axes: the kernel's entry of space.toml; its warps share no rows if it has no "columns".
+    """
+    found = []
+    for m, n, warps, columns in itertools.product(
+        *(axes.get(name, (1,)) for name in ("m", "n", "warps", "columns"))
+    ):
+        tile = f"{m}x{n}x{warps}" + f"c{columns}" * (columns > 1)
+        why_not, spills = _C.check_tile(
+            kernel=kernel, head_dim=head_dim, head_dim_v=head_dim_v, tile=tile
+        )
+        if not why_not and not spills:
+            found.append(tile)
+    return found
 
 
 def evaluate(task: Task, tile: str, base: str) -> dict[str, Any]:

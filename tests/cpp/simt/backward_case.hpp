@@ -348,7 +348,7 @@ void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, 
     RunOptions options;
     auto const address = reinterpret_cast<uintptr_t>(workspace.data());
     options.workspace = {workspace.data() + (256 - address % 256), bytes};
-    Status const status = simt::launch_with_asides_on_host<Kernel, Scores...>(solved.p, options);
+    Status const status = simt::launch_with_pre_post_on_host<Kernel, Scores...>(solved.p, options);
     std::string error = status.ok() ? solved.verdict() : status.message;
     if (Kernel::Config::kIsOrdered) {
       // The workspace: dQ in fp32 shows a difference in order that rounding to 16 bits would hide.

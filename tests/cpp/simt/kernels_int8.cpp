@@ -15,7 +15,7 @@ Status launch_on_host(Problem const& problem, RunOptions const& given) {
   std::vector<char> workspace(size_t(Kernel::Params::workspace_bytes(problem, {}, {})), char(0xff));
   RunOptions options = given;
   options.workspace = {workspace.data(), int64_t(workspace.size())};
-  return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
+  return simt::launch_with_pre_post_on_host<Kernel, Scores...>(problem, options);
 }
 
 // As packed sequences. Three keys after each sequence are ignored; between two sequences is one

@@ -22,7 +22,7 @@ Status launch_with_map(Problem const& problem, RunOptions const&) {
                                   Vector16{~uint64_t(0), ~uint64_t(0)});
   RunOptions options;
   options.workspace = {workspace.data(), int64_t(workspace.size()) * 16};
-  return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
+  return simt::launch_with_pre_post_on_host<Kernel, Scores...>(problem, options);
 }
 
 KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,

@@ -88,7 +88,7 @@ using ScoresOf = std::conditional_t<
 template <class Kernel, class... Scores>
 KernelUnit unit_of() {
   if constexpr (has_before<Kernel>) {
-    return simt::host_unit_with_asides<Kernel, Scores...>();
+    return simt::host_unit_with_pre_post<Kernel, Scores...>();
   } else {
     return simt::host_unit<Kernel, Scores...>();
   }
@@ -96,7 +96,7 @@ KernelUnit unit_of() {
 template <class Kernel, class... Scores>
 constexpr KernelArguments arguments() {
   if constexpr (has_before<Kernel>) {
-    return arguments_with_asides_of<typename Kernel::Params, Scores...>();
+    return arguments_with_pre_post_of<typename Kernel::Params, Scores...>();
   } else {
     return arguments_of<typename Kernel::Params, Scores...>();
   }

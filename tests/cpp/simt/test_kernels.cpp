@@ -36,7 +36,7 @@ enum Schedules { kOne = 1, kTwo = 2, kAll = 5 };
 Status run(Variant const& variant, Problem const& problem, RunOptions const& options) {
   if (variant.kernel->function) return variant.kernel->function(problem, options);
   KernelArguments const& arguments = variant.kernel->arguments;
-  if (!arguments.has_asides()) return launch(arguments, *variant.unit, problem, {}, options);
+  if (!arguments.has_pre_post()) return launch(arguments, *variant.unit, problem, {}, options);
   // With a launch before the kernel: the kernel may read only what that launch writes over the
   // garbage.
   size_t const bytes = size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts));

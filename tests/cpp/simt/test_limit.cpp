@@ -9,7 +9,7 @@
 
 #include "check.hpp"
 #include "simt/host_unit.hpp"
-#include "sm80/limited.hpp"
+#include "sm80/quantized/limited.hpp"
 
 using namespace cutlass_attn;
 using cutlass::half_t;
@@ -82,17 +82,17 @@ struct Call {
     options.workspace = {workspace.data(), int64_t(workspace.size())};
     Status status;
     if (max_error != 0.0f && is_general()) {
-      status = simt::launch_with_asides_on_host<Limited, GeneralScore>(p, options);
+      status = simt::launch_with_pre_post_on_host<Limited, GeneralScore>(p, options);
     } else if (max_error != 0.0f) {
-      status = simt::launch_with_asides_on_host<Limited, IdentityScore>(p, options);
+      status = simt::launch_with_pre_post_on_host<Limited, IdentityScore>(p, options);
     } else if (p.quantize == Quantize::kNone && is_general()) {
       status = simt::launch_on_host<Limited::Wide, GeneralScore>(p, options);
     } else if (p.quantize == Quantize::kNone) {
       status = simt::launch_on_host<Limited::Wide, IdentityScore>(p, options);
     } else if (is_general()) {
-      status = simt::launch_with_asides_on_host<Limited::Narrow, GeneralScore>(p, options);
+      status = simt::launch_with_pre_post_on_host<Limited::Narrow, GeneralScore>(p, options);
     } else {
-      status = simt::launch_with_asides_on_host<Limited::Narrow, IdentityScore>(p, options);
+      status = simt::launch_with_pre_post_on_host<Limited::Narrow, IdentityScore>(p, options);
     }
     CHECK_EQ(status.message, "");
     return o;

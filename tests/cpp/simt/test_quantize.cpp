@@ -178,7 +178,7 @@ struct Keys {
 // K in float, and K from the workspace after the launch.
 template <class Element, int kHeadDim>
 struct Quantized {
-  using Params = sm80::QuantizedParams;
+  using Params = QuantizedParams;
   Keys keys;
   std::vector<Element> k;
   std::vector<char> workspace;
@@ -214,10 +214,9 @@ struct Quantized {
     columns = params.columns;
     tiles = params.key_tiles.tiles;
     Launch const launch = params.launch_before(facts);
-    Status const status =
-        simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char* smem) {
-          sm80::QuantizeKeys<Element, kHeadDim>::template run<Sm80>(params, smem);
-        });
+    Status const status = simt::run_grid(
+        {launch.blocks, launch.threads, launch.smem_bytes}, {},
+        [&](char* smem) { QuantizeKeys<Element, kHeadDim>::template run<Sm80>(params, smem); });
     CHECK_EQ(status.message, "");
   }
 
@@ -384,7 +383,7 @@ struct Values {
     Launch const launch = params.launch_before(facts);
     Status const status =
         simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char* smem) {
-          using Kernel = sm80::QuantizeKeysAndValues<Element, kHeadDim, kHeadDim, Params>;
+          using Kernel = QuantizeKeysAndValues<Element, kHeadDim, kHeadDim, Params>;
           Kernel::template run<Sm80>(params, smem);
         });
     CHECK_EQ(status.message, "");
@@ -392,7 +391,7 @@ struct Values {
              int64_t(workspace.size()) - quantize::kReadableBytes);
     for (int head = 0; head < heads; ++head) {
       for (int tile = 0; tile < tiles; ++tile) {
-        if constexpr (std::is_same_v<Params, sm80::QuantizedValuesParams>) {
+        if constexpr (std::is_same_v<Params, QuantizedValuesParams>) {
           check_int8(head, tile);
         } else {
           check_e4m3(head, tile);
@@ -473,8 +472,8 @@ struct Values {
 
 template <class Element, int kHeadDim, class Edit>
 void check_values(int heads, int seqlen, int head_dim, Edit&& edit) {
-  Values<Element, kHeadDim, sm80::QuantizedValuesParams>(heads, seqlen, head_dim, edit);
-  Values<Element, kHeadDim, sm80::Fp8ValuesParams>(heads, seqlen, head_dim, edit);
+  Values<Element, kHeadDim, QuantizedValuesParams>(heads, seqlen, head_dim, edit);
+  Values<Element, kHeadDim, Fp8ValuesParams>(heads, seqlen, head_dim, edit);
 }
 template <class Element, int kHeadDim>
 void check_values(int heads, int seqlen, int head_dim) {

@@ -108,7 +108,7 @@ void check_forward(Case const& what) {
   Memory memory(1 << 16, mod);
   Status status;
   if constexpr (kHasMask) {
-    status = simt::launch_with_asides_on_host<Kernel, Mine>(solved.p, memory.options);
+    status = simt::launch_with_pre_post_on_host<Kernel, Mine>(solved.p, memory.options);
   } else {
     status = simt::launch_on_host<Kernel, Mine>(solved.p, memory.options);
   }
@@ -129,7 +129,7 @@ void check_backward(Case const& what) {
   Mod const mod = make(solved, static_cast<Mod*>(nullptr));
   Memory memory(Kernel::Params::workspace_bytes(solved.p, {}, {}), mod);
   Status const status =
-      simt::launch_with_asides_on_host<Kernel, ScoreOf<Kernel, Mod>>(solved.p, memory.options);
+      simt::launch_with_pre_post_on_host<Kernel, ScoreOf<Kernel, Mod>>(solved.p, memory.options);
   std::string const error = status.ok() ? solved.verdict() : status.message;
   if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
 }

@@ -72,7 +72,7 @@ TEST(shares_of_the_keys) {
     Problem p;
     p.batch = batch, p.num_heads_q = p.num_heads_kv = heads, p.head_dim = head_dim;
     p.seq_q.seqlen = queries, p.seq_k.seqlen = keys;
-    return ClusterSplitsParams::splits_of_keys(p, gpu, facts);
+    return ClusterSplitsParams::num_splits(p, gpu, facts);
   };
   CHECK_EQ(shares(1, 4, 512, 256), 2);
   CHECK_EQ(shares(2, 8, 512, 512), 2);

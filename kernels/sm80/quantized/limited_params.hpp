@@ -1,24 +1,24 @@
-// Launch parameters of the kernel with an error limit (sm80/limited.hpp): those of the two kernels
-// that it combines, for equal tiles of queries. The workspace is that of products in 8 bits
-// (sm80/quantized_params.hpp), and
+// Launch parameters of the kernel with an error limit (sm80/quantized/limited.hpp): those of the
+// two kernels that it combines, for equal tiles of queries. The workspace is that of products in 8
+// bits (quantized/params.hpp), and
 //
 //   errors   (batch, num_heads_q) fp32     predictions of core/predict.hpp
 #pragma once
 
 #include "core/predict.hpp"
-#include "sm80/quantized_params.hpp"
+#include "quantized/params.hpp"
 
 namespace cutlass_attn::sm80 {
 
 template <class Narrow_>
 struct LimitedParams {
   using Narrow = Narrow_;
-  static constexpr int kAsideThreads = Narrow::kAsideThreads;
+  static constexpr int kPrePostThreads = Narrow::kPrePostThreads;
   // Shared memory of a prediction: the shift of a head, computed as for rounding its tiles, and
   // scratch of the lanes.
-  using Scratch = quantize::PredictedScratch<kAsideThreads / 32>;
-  static constexpr int kShiftBytes = Narrow::kAsideSmemBytes;
-  static constexpr int kAsideSmemBytes = kShiftBytes + int(sizeof(Scratch));
+  using Scratch = quantize::PredictedScratch<kPrePostThreads / 32>;
+  static constexpr int kShiftBytes = Narrow::kPrePostSmemBytes;
+  static constexpr int kPrePostSmemBytes = kShiftBytes + int(sizeof(Scratch));
 
   Narrow narrow;       // in 8 bits
   ForwardParams wide;  // in 16 bits
@@ -46,7 +46,7 @@ struct LimitedParams {
   Launch launch_before(KernelFacts const& facts) const {
     Launch launch = narrow.launch_before(facts);
     launch.blocks += heads;
-    launch.smem_bytes = kAsideSmemBytes;
+    launch.smem_bytes = kPrePostSmemBytes;
     return launch;
   }
   Launch launch_after(KernelFacts const&) const { return {}; }

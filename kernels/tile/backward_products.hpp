@@ -6,11 +6,10 @@
 // = dS K sums over all keys of the block, so for dQ dS does go through shared memory.
 #pragma once
 
-#include "sm80/backward_config.hpp"
-#include "sm80/multiply.hpp"
 #include "tile/fragment.hpp"
+#include "tile/multiply.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Arch>
 struct BackwardProducts {
@@ -197,4 +196,4 @@ struct BackwardProducts {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

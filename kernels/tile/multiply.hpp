@@ -3,7 +3,7 @@
 
 #include "arch/mma.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // acc += A B, in the type of acc. `a` is the A operand, `b` the two words of the B operand.
 template <class Arch, class Element, class Accumulator>
@@ -11,4 +11,4 @@ CUTE_DEVICE void multiply(uint32_t const (&a)[4], uint32_t const* b, Accumulator
   Arch::template mma_m16n8k16<Element>(acc, a, {b[0], b[1]});
 }
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -117,7 +117,7 @@ struct KeySplits {
 };
 
 // Upper bound, computed on the host, of the keys that any `queries` consecutive rows see together.
-inline int64_t most_keys(Problem const& p, int queries) {
+inline int64_t max_keys(Problem const& p, int queries) {
   int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
   int64_t keys = p.seq_k.seqlen;
   if (p.mask.window_left != kUnbounded && right != kUnbounded) {
@@ -133,7 +133,7 @@ inline int64_t most_keys(Problem const& p, int queries) {
 // Most splits of p.split_size keys for the keys of a tile of rows. A window or chunk may begin
 // inside a tile of up to 64 keys.
 inline int32_t splits_of_size(Problem const& p) {
-  int64_t keys = most_keys(p, p.seq_q.seqlen) + 63;
+  int64_t keys = max_keys(p, p.seq_q.seqlen) + 63;
   if (keys > p.seq_k.seqlen) keys = p.seq_k.seqlen;
   return int32_t((keys + p.split_size - 1) / p.split_size);
 }
@@ -175,8 +175,8 @@ struct SplitParams : ForwardParams {
                                  KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).bytes();
   }
-  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
-                                KernelFacts const& facts) {
+  static int32_t num_splits(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).count;
   }
   Launch launch(KernelFacts const& facts) const { return splits.launch(scheduler.blocks, facts); }

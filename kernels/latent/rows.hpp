@@ -7,9 +7,9 @@
 #include "core/divide.hpp"
 #include "core/sequences.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
-// Where the rows of K are, of a block.
+// Address of a block's rows of K.
 template <class Element>
 struct LatentSource {
   using Row = Element const*;
@@ -26,19 +26,18 @@ struct LatentSource {
         seqlen_k(lens.k) {}
 };
 
-// What a warp has of a tile's columns.
+// The columns of a tile that a warp copies.
 struct LatentColumns {
-  int warp;         // of those that divide the columns
+  int warp;         // index among the warps that divide the columns
   int slice, tail;  // first columns of its ranges
 };
 
-// A warp copies kRows rows of each tile, from row `begin` on. One lane looks up each of them: its
-// page, or its entry in the list, and then its address, which it stores in shared memory for the
-// lanes that copy the row. Rows are looked up one tile before they are copied, because tables and
-// lists are in global memory, too.
+// A warp copies kRows rows of each tile, from row `begin` on. For each row, one lane looks up the
+// page or the list entry, computes the address, and stores it in shared memory for the lanes that
+// copy the row. Rows are looked up one tile ahead, because block tables and lists are in global
+// memory.
 //
-// Slice, Tail: tiles of shared memory for the two ranges of columns, the second of which may be
-// void.
+// Slice, Tail: tiles in shared memory for the warp's two ranges of columns. Tail may be void.
 template <class Element, class Slice, class Tail, int kRows, class Arch>
 struct LatentRows {
   using Address = typename Arch::SmemAddress;
@@ -47,10 +46,10 @@ struct LatentRows {
   Problem const& p;
   FastDivisor const by_page;
   int const lane, begin;
-  Element const** const rows;  // of the next tile, in shared memory; null: no such key
+  Element const** const rows;  // addresses of the next tile, in shared memory; null: no key
   LatentColumns const columns;
   LatentSource<Element> const& source;  // in shared memory
-  Element const* row = nullptr;         // of this lane, in the tile that was looked up
+  Element const* row = nullptr;         // address of this lane's row in the tile that was looked up
 
   // Looks up the tile that begins at `key`. place() and copy() then work on that tile.
   CUTE_DEVICE void look_up(int key) {
@@ -67,23 +66,24 @@ struct LatentRows {
     if (key < end) look_up(key);
   }
 
-  // Stores the row addresses of that tile in shared memory. All lanes see them after a sync_warp().
+  // Stores the row addresses of that tile in shared memory. Other lanes may read them after a
+  // sync_warp().
   CUTE_DEVICE void place() const {
     Arch::sync_warp();  // rows of the previous tile empty
     if (lane < kRows) rows[lane] = row;
   }
 
-  // Which of the warp's rows of that tile are keys, a bit for each row of the tile.
+  // Bit mask of the tile's rows: set for rows of this warp that are keys.
   CUTE_DEVICE uint32_t present() const { return Arch::ballot(row != nullptr) << begin; }
 
-  // Starts the copy of that tile; rows that are no keys are zeros.
+  // Starts the copy of that tile. Rows that are no keys become zeros.
   CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
     copy_columns<Slice>(to_slice, columns.slice);
     if constexpr (!std::is_same_v<Tail, void>) copy_columns<Tail>(to_tail, columns.tail);
   }
 
  private:
-  // The lanes copy several rows side by side.
+  // The lanes copy kRowsAtOnce rows at a time.
   template <class Tile>
   CUTE_DEVICE void copy_columns(Address to, int first_column) const {
     constexpr int kLanes = Tile::kColumns / 8, kRowsAtOnce = 32 / kLanes;
@@ -100,4 +100,4 @@ struct LatentRows {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -17,9 +17,9 @@
 
 #include <type_traits>
 
-#include "sm80/key_tiles.hpp"
+#include "quantized/key_tiles.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Column, of 16, at place p in k8. A word of the A operand of mma.m16n8k32 holds places 4 t .. 4 t
 // + 3 of lane t of a quad. ldmatrix for m16n8k16 loads columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of
@@ -41,8 +41,8 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   using Base::problem;
   static constexpr bool kHasValues = !std::is_same_v<TileScales, quantize::KeyScales>;
   static constexpr bool kTransposesV = false;  // whether v8 has keys next to each other
-  static constexpr int kAsideThreads = 128;
-  static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
+  static constexpr int kPrePostThreads = 128;
+  static constexpr int kPrePostSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
   // The call's operands. K and V of `problem` are k8 and v8, with two int8 per element.
   Operand source_k, source_v;
@@ -79,7 +79,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   // Blocks that round V, if any, follow those that round K.
   Launch launch_before(KernelFacts const&) const {
     int64_t const blocks = int64_t(key_tiles.heads) * key_tiles.head_blocks;
-    return {blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
+    return {blocks * (kHasValues ? 2 : 1), 1, kPrePostThreads, kPrePostSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
@@ -121,4 +121,4 @@ using QuantizedVarlenParams = BasicQuantizedParams<quantize::KeyScales, VarlenKe
 using QuantizedValuesVarlenParams = BasicQuantizedParams<quantize::KeyValueScales, VarlenKeyTiles>;
 using Fp8ValuesVarlenParams = BasicQuantizedParams<quantize::KeyFp8Scales, VarlenKeyTiles>;
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -9,9 +9,9 @@
 // Shared:    largest value of each warp, for two tiles.
 #pragma once
 
-#include "sm80/quantize.hpp"
+#include "quantized/quantize.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Element, int kHeadDim, int kHeadDimV, class Params_ = QuantizedValuesParams>
 struct QuantizeKeysAndValues {
@@ -215,4 +215,4 @@ struct QuantizeKeysAndValues {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

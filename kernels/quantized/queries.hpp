@@ -13,9 +13,9 @@
 
 #include "core/opaque.hpp"
 #include "core/quantize.hpp"
-#include "sm80/products.hpp"
+#include "tile/products.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct QuantizedQueries {
@@ -139,4 +139,4 @@ struct SumUnits {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

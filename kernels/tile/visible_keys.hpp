@@ -13,7 +13,7 @@ struct AllKeys {
 
 // kKeys: keys of a key block.
 template <class Arch, int kKeys>
-struct SeenKeys {
+struct VisibleKeys {
   static constexpr uint32_t kAll = (1u << kKeys / 4) - 1;
   uint32_t bits = kAll;  // per column of S of this thread: whether a row of the warp sees the key
 
@@ -24,10 +24,10 @@ struct SeenKeys {
     bits = 0;
     CUTE_UNROLL
     for (int j = 0; j < columns_of<S>; ++j) {
-      bool is_seen = false;
+      bool is_visible = false;
       CUTE_UNROLL
-      for (int i = 0; i < rows_of<S>; ++i) is_seen = is_seen || s(i, j) != -kInf;
-      bits |= uint32_t(is_seen) << j;
+      for (int i = 0; i < rows_of<S>; ++i) is_visible = is_visible || s(i, j) != -kInf;
+      bits |= uint32_t(is_visible) << j;
     }
     CUTE_UNROLL
     for (int lanes = 4; lanes < 32; lanes *= 2) bits |= Arch::shuffle_xor(bits, lanes);
@@ -36,7 +36,7 @@ struct SeenKeys {
   // Whether the warp sees all keys; uniform over the warp.
   CUTE_DEVICE bool are_all() const { return !Arch::any(bits != kAll); }
 
-  // Clears V of unseen keys. v: words of the n-th 16 keys, as ldmatrix.trans loads them. As in S, a
+  // Clears V of masked keys. v: words of the n-th 16 keys, as ldmatrix.trans loads them. As in S, a
   // thread has keys 2t and 2t + 1 of each eight, here in the halves of a word.
   CUTE_DEVICE void apply(int n, uint32_t (&v)[4]) const {
     CUTE_UNROLL
@@ -47,17 +47,17 @@ struct SeenKeys {
   }
 };
 
-// O += P V of a key block, after Step::load_v(), without V of unseen keys. The code of pv() is
+// O += P V of a key block, after Step::load_v(), without V of masked keys. The code of pv() is
 // there twice, so that a warp that sees all keys executes no extra instruction. Where registers are
-// short, call Step::pv() with `seen` instead.
-template <class Step, class Seen>
-CUTE_DEVICE void pv_of_seen(typename Step::P const& p, typename Step::Address v_rows, int key_block,
-                            typename Step::Words const& v_first, typename Step::O& o,
-                            Seen const& seen) {
-  if (seen.are_all()) {
+// short, call Step::pv() with `visible` instead.
+template <class Step, class Visible>
+CUTE_DEVICE void pv_of_visible(typename Step::P const& p, typename Step::Address v_rows,
+                               int key_block, typename Step::Words const& v_first,
+                               typename Step::O& o, Visible const& visible) {
+  if (visible.are_all()) {
     Step::pv(p, v_rows, key_block, v_first, o);
   } else {
-    Step::pv(p, v_rows, key_block, v_first, o, seen);
+    Step::pv(p, v_rows, key_block, v_first, o, visible);
   }
 }
 

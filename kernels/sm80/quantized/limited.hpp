@@ -13,7 +13,7 @@
 #pragma once
 
 #include "sm80/forward.hpp"
-#include "sm80/limited_params.hpp"
+#include "sm80/quantized/limited_params.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -109,7 +109,7 @@ struct PredictError {
                                    Rows const& k, Rows const& v, char* smem) {
     Problem const& p = params.wide.problem;
     if (k.seqlen == 0) return 0.0f;
-    using Lanes = WarpLanes<Arch, Params::kAsideThreads>;
+    using Lanes = WarpLanes<Arch, Params::kPrePostThreads>;
     float* const shift = Keys::template shift_of<Arch, kIsAligned>(
         params.narrow, {head_kv, 1, 1}, k, reinterpret_cast<float*>(smem));
     auto& scratch = *reinterpret_cast<typename Params::Scratch*>(smem + Params::kShiftBytes);
@@ -136,7 +136,7 @@ struct Limited {
   static_assert(kThreads == Wide::kThreads && kMinBlocksPerSm <= Narrow::kMinBlocksPerSm);
 
   struct Before {
-    static constexpr int kThreads = Params::kAsideThreads;
+    static constexpr int kThreads = Params::kPrePostThreads;
     template <class Arch>
     CUTE_DEVICE static void run(Params const& params, char* smem) {
       int const block = Arch::block() - params.heads;
@@ -148,7 +148,7 @@ struct Limited {
       }
     }
   };
-  using After = NoAside<Params>;
+  using After = NoLaunch<Params>;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

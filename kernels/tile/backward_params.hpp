@@ -22,7 +22,7 @@
 #include "core/scheduler.hpp"
 #include "core/sequences.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // A tile of rows of a head: rows of its sequence from `begin` on.
 struct RowTile {
@@ -72,9 +72,9 @@ struct RowTiles {
   }
 };
 
-struct BackwardParams {
+struct MmaBackwardParams {
   static constexpr int kTileRows = 64;  // queries per tile of the workspace
-  static constexpr int kAsideThreads = 128;
+  static constexpr int kPrePostThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // per tile
   static constexpr int kBiasRows = 16;           // rows of the bias gradient that a block zeroes
 
@@ -99,9 +99,9 @@ struct BackwardParams {
   BiasOrder bias_order;
 
   // facts.block_m: keys per tile.
-  static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
-                                KernelFacts const& facts) {
-    BackwardParams params;
+  static MmaBackwardParams prepare(Problem const& p, Workspace const& workspace,
+                                   DeviceLimits const&, KernelFacts const& facts) {
+    MmaBackwardParams params;
     params.problem = p;
     params.grad = *p.grad;
     params.queries = RowTiles(p.seq_q, p.batch, p.num_heads_q, kTileRows);
@@ -142,7 +142,7 @@ struct BackwardParams {
     return queries.all + (zeroes_bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
   }
   Launch launch_before(KernelFacts const&) const {
-    Launch launch{blocks_before(), 1, kAsideThreads, 1024};
+    Launch launch{blocks_before(), 1, kPrePostThreads, 1024};
     // BackwardStep::row() counts the rows of a KV head's queries in 32 bits.
     if (int64_t(heads_per_kv) * queries.each > (int64_t(1) << 32) / kTileRows) {
       launch.failure =
@@ -157,7 +157,7 @@ struct BackwardParams {
   // One block per tile of queries, then one per query head for its sink.
   Launch launch_after(KernelFacts const&) const {
     int64_t const tiles = grad_q ? queries.all : 0, heads = sinks ? queries.heads : 0;
-    return {tiles + heads, 1, kAsideThreads, 1024};
+    return {tiles + heads, 1, kPrePostThreads, 1024};
   }
 
   // In a kernel.
@@ -206,4 +206,4 @@ struct BackwardParams {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -6,9 +6,9 @@
 //        tiles in fp32
 #pragma once
 
-#include "sm80/tile_weights.hpp"
+#include "quantized/tile_weights.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct Fp8Weights : TileWeights<Config, Score, Arch> {
@@ -38,7 +38,7 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         float const offset = units.offset(i, row_max[i] - Base::kLog2AtMax);
-        w[i][n] = Base::weigh(s, i, n, first, units, offset, of_thread.sums);
+        w[i][n] = Base::weight_pair(s, i, n, first, units, offset, of_thread.sums);
       }
     }
   }
@@ -55,7 +55,7 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
       row_sum = fmaf(sum, Base::kUnit, row_sum);
       sum += Arch::shuffle_xor(sum, 1);
       sum += Arch::shuffle_xor(sum, 2);
-      float const divisor = sum < Base::kLeast ? Base::kLeast : sum;
+      float const divisor = sum < Base::kMin ? Base::kMin : sum;
       float const inverse = quantize::kFp8Sum * fast_reciprocal(divisor);
       uint32_t const inverses = Arch::template pack<cutlass::half_t>(inverse, inverse);
       CUTE_UNROLL
@@ -109,4 +109,4 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -1,4 +1,4 @@
-// An empty launch before or after a kernel (an aside, simt/kernel_unit.hpp). It is never launched.
+// For a kernel without a pre-launch or post-launch (simt/kernel_unit.hpp). Never launched.
 #pragma once
 
 #include <cute/config.hpp>
@@ -6,7 +6,7 @@
 namespace cutlass_attn {
 
 template <class Params>
-struct NoAside {
+struct NoLaunch {
   static constexpr int kThreads = 32, kSmemBytes = 0;
   template <class Arch>
   CUTE_DEVICE static void run(Params const&, char*) {}

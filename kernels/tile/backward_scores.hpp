@@ -6,10 +6,10 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/score.hpp"
-#include "sm80/backward_products.hpp"
+#include "tile/backward_products.hpp"
 #include "tile/dropout.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Key and query of element i of block (m, n) of a slice, relative to the warp's first key and the
 // slice's first query.
@@ -108,7 +108,8 @@ struct BackwardScores {
   struct OfLogits : OfProducts {
     Packed logits;
   };
-  using Given = std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
+  using SavedWeights =
+      std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
 
   // Entries of a slice's logits, read from memory.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
@@ -160,20 +161,20 @@ struct BackwardScores {
   //   lens:       of the batch entry
   //   entries:    the result of read_entries()
   //   words:      P for dV, after dropout; the factor of kept weights is applied later
-  //   given:      the result for gradient()
+  //   saved:      the result for gradient()
   //   stats:      statistics of the slice's first query in shared memory
   //   queries:    queries_of_key from the warp's first key on
   //   is_masked:  whether any element is masked
   //   extra:      add_bias() adds the bias of a TileBias term; apply_bits() applies the bits of a
-  //               MaskBits term; keep(n, given) is called when `given` has the n-th 16 queries
+  //               MaskBits term; keep(n, saved) is called when `saved` has the n-th 16 queries
   struct NoExtra {
     CUTE_DEVICE void apply_bits(Slice&) const {}
-    CUTE_DEVICE void keep(int, Given const&) const {}
+    CUTE_DEVICE void keep(int, SavedWeights const&) const {}
   };
   template <class Extra = NoExtra>
   CUTE_DEVICE void weights(Slice& x, StepPlace const& at, SeqLens lens, int slice, Entries entries,
                            Address stats, Address queries, bool is_masked, int lane, Packed& words,
-                           Given& given, Extra const& extra = {}) const {
+                           SavedWeights& saved, Extra const& extra = {}) const {
     Slice slope;
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
@@ -182,7 +183,7 @@ struct BackwardScores {
         score.template apply_softcap<Arch, Slice::kSize, false>(x);
         if constexpr (kAddsToSoftcap<Score>) {  // slopes are kept, rounded, for the other terms
           for_all([&](int m, int n, int i) { slope(i, m, n) = slope_of_softcap(x(i, m, n)); });
-          Products::pack(slope, given.products);
+          Products::pack(slope, saved.products);
         }
       }
       entries.transpose();
@@ -200,7 +201,7 @@ struct BackwardScores {
       for_queries(n, stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
         // x is still the tanh. Computed this late, its slope takes few registers.
         if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
-        if constexpr (kAddsToSoftcap<Score>) slope(i, m, n) = element_of(given.products, m, n, i);
+        if constexpr (kAddsToSoftcap<Score>) slope(i, m, n) = element_of(saved.products, m, n, i);
         x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
         if constexpr (!Score::kIsLinear) {
           // If a weight is 0, the slope may be infinite: of a user's function, or of a masked key.
@@ -209,30 +210,30 @@ struct BackwardScores {
         }
       });
       Products::pack(x, n, words);
-      Products::pack(Score::kIsLinear ? x : slope, n, given.products);
-      if constexpr (std::is_same_v<Given, OfLogits>) Products::pack(x, n, given.logits);
-      if constexpr (Config::kDrops) drop(at, slice, lane, n, words, given);
-      extra.keep(n, given);
+      Products::pack(Score::kIsLinear ? x : slope, n, saved.products);
+      if constexpr (std::is_same_v<SavedWeights, OfLogits>) Products::pack(x, n, saved.logits);
+      if constexpr (Config::kDrops) drop(at, slice, lane, n, words, saved);
+      extra.keep(n, saved);
     }
     if constexpr (Config::kMayDrop && !Config::kDrops) {
       unpredicated_if(dropout.is_active(), [&] {
         CUTE_UNROLL
-        for (int n = 0; n < Config::kSlice / 16; ++n) drop(at, slice, lane, n, words, given);
+        for (int n = 0; n < Config::kSlice / 16; ++n) drop(at, slice, lane, n, words, saved);
       });
     }
   }
 
   // From dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
-  CUTE_DEVICE void gradient(Slice& dp, Given const& given, Address stats, int lane,
+  CUTE_DEVICE void gradient(Slice& dp, SavedWeights const& saved, Address stats, int lane,
                             Packed& words) const {
-    softmax_grad(dp, given.products, stats, lane);
+    softmax_grad(dp, saved.products, stats, lane);
     Products::pack(dp, words);
   }
 
-  // From dP of a slice to P (dP - delta), with either P of `given`.
-  CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& given, Address stats, int lane) const {
+  // From dP of a slice to P (dP - delta), with either P of `saved`.
+  CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& saved, Address stats, int lane) const {
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-      float const weight = element_of(given, m, n, i);
+      float const weight = element_of(saved, m, n, i);
       if constexpr (Config::kMayDrop) {
         dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * stat[1]);
       } else {
@@ -280,10 +281,10 @@ struct BackwardScores {
   }
 
   // Applies dropout to 16 queries of a slice: sets dropped weights to 0 in `words`, and sets their
-  // sign bit in `given`. One draw covers the keys of two neighbouring lanes and one of the queries
+  // sign bit in `saved`. One draw covers the keys of two neighbouring lanes and one of the queries
   // that they share. So each lane draws for one query, and the two lanes exchange.
   CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, int n, Packed& words,
-                        Given& given) const {
+                        SavedWeights& saved) const {
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
     // Halves: this lane's keys for the even query, and for the odd query.
@@ -302,9 +303,9 @@ struct BackwardScores {
         int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
         uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
         words[n][m][i] &= kept;
-        given.products[n][m][i] |= ~kept & 0x80008000u;
-        if constexpr (std::is_same_v<Given, OfLogits>) {
-          given.logits[n][m][i] |= ~kept & 0x80008000u;
+        saved.products[n][m][i] |= ~kept & 0x80008000u;
+        if constexpr (std::is_same_v<SavedWeights, OfLogits>) {
+          saved.logits[n][m][i] |= ~kept & 0x80008000u;
         }
       }
     }
@@ -416,4 +417,4 @@ struct BackwardScores {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -1,6 +1,6 @@
 // P in uint8, and P V in int8: core/quantize.hpp's kInt8.
 //
-//   w    of tile_weights.hpp, multiplied by the folded scales of V
+//   w    of quantized/tile_weights.hpp, multiplied by the folded scales of V
 //   P'   round(255 w / largest w of the row in the tile). The largest w is shared by a quad. Added
 //        to 1024, an 8-bit integer is the low byte of an fp16
 //   O    += (sum of P' v8) * largest / 255 * scale of V. As in Q K^T, sums begin with the bits of
@@ -13,7 +13,7 @@
 // and so does the row of O.
 #pragma once
 
-#include "sm80/tile_weights.hpp"
+#include "quantized/tile_weights.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -54,7 +54,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         float const offset = units.offset(i, row_max[i] - Base::kLog2AtMax);
-        uint32_t const pair = Base::weigh(s, i, n, first, units, offset, of_thread.sums);
+        uint32_t const pair = Base::weight_pair(s, i, n, first, units, offset, of_thread.sums);
         uint32_t of_pair = of_keys[n % 4];
         // The scale of a masked key may be NaN.
         if constexpr (!IsFull::value) of_pair &= nonzero_halves(pair);
@@ -75,7 +75,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const of_row = half_to_float(Base::half_of(largest, i));
-      float const divisor = of_row < Base::kLeast ? Base::kLeast : of_row;
+      float const divisor = of_row < Base::kMin ? Base::kMin : of_row;
       float const inverse = 255.0f * fast_reciprocal(divisor);
       uint32_t const inverses = Arch::template pack<cutlass::half_t>(inverse, inverse);
       CUTE_UNROLL

@@ -7,9 +7,10 @@
 //            it is rounded to 8 bits, so neither the row sum nor the row max depends on V
 #pragma once
 
-#include "sm80/operands.hpp"
+#include "quantized/queries.hpp"
+#include "tile/softmax_rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct TileWeights {
@@ -24,15 +25,15 @@ struct TileWeights {
   static constexpr int kLog2Headroom = 5;
   static_assert((kPairs << (int(kLog2AtMax) + kLog2Headroom)) <= 1 << 15);
   // Keeps the factors that w is multiplied by before it is rounded finite in fp16.
-  static constexpr float kLeast = 0x1p-7f;
+  static constexpr float kMin = 0x1p-7f;
   using W = uint32_t[kRows][kPairs];
   using Sums = uint32_t[kRows];
   using P = Words[kSteps][kRowBlocks];
 
   // Computes w of pair n of a tile and adds it to the sums. n - first: the pair in s.
   template <class S, class Units>
-  CUTE_DEVICE static uint32_t weigh(S const& s, int i, int n, int first, Units const& units,
-                                    float offset, Sums& sums) {
+  CUTE_DEVICE static uint32_t weight_pair(S const& s, int i, int n, int first, Units const& units,
+                                          float offset, Sums& sums) {
     float weights[2];
     CUTE_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -88,4 +89,4 @@ struct TileWeights {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

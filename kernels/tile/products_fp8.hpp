@@ -17,9 +17,9 @@
 // to the dtype of Q.
 #pragma once
 
-#include "sm80/products.hpp"
+#include "tile/products.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
 struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false> {
@@ -98,9 +98,9 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     Base::template pack<PvElement>(weights, p);
   }
 
-  template <class Seen = AllKeys>
+  template <class Visible = AllKeys>
   CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first, O& o,
-                             Seen const& seen = {}) {
+                             Visible const& visible = {}) {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       CUTE_UNROLL
@@ -112,7 +112,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
         } else {
           load_v(v_rows, key_block * (kKeyBlock / 16) + n, d, words);
         }
-        seen.apply(n, words);
+        visible.apply(n, words);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) pv_step(p[n], words + 2 * half, 4 * d + 2 * half, o);
       }
@@ -157,10 +157,10 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     for (int place = 0; place < 2; ++place) {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        sm80::multiply<Arch, PvElement>(p[m], b[place], o.block(m, at + place));
+        cutlass_attn::multiply<Arch, PvElement>(p[m], b[place], o.block(m, at + place));
       }
     }
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

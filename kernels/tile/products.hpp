@@ -8,14 +8,14 @@
 // which is in fp32, so that the error does not grow with the number of keys.
 #pragma once
 
+#include <cutlass/numeric_types.h>
 #include <type_traits>
 
-#include "sm80/config.hpp"
-#include "sm80/multiply.hpp"
 #include "tile/fragment.hpp"
-#include "tile/seen_keys.hpp"
+#include "tile/multiply.hpp"
+#include "tile/visible_keys.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 struct NoStart {};
 
@@ -39,7 +39,7 @@ struct Products {
   using Q = Words[kSteps][kRowBlocks];
   // Initial value of accumulators of int8 products: kMagic, four times.
   using Start = std::conditional_t<kIsInt8, Words, NoStart>;
-  // int32 sums are stored as the bits of floats (sm80/quantized_queries.hpp).
+  // int32 sums are stored as the bits of floats (quantized/queries.hpp).
   using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
                                                kKeyBlock>;
   using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
@@ -84,7 +84,7 @@ struct Products {
 
   template <class Acc>
   CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc& acc) {
-    sm80::multiply<Arch, Element>(a, b, acc);
+    cutlass_attn::multiply<Arch, Element>(a, b, acc);
   }
 
   CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
@@ -223,20 +223,20 @@ struct Products {
     Arch::ldmatrix_x4_trans(TileV::block(v_rows, n, d), words);
   }
 
-  // O += P V of a key block, after its load_v(). seen: AllKeys or SeenKeys.
-  template <class Seen = AllKeys>
+  // O += P V of a key block, after its load_v(). visible: AllKeys or VisibleKeys.
+  template <class Visible = AllKeys>
   CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first, O& o,
-                             Seen const& seen = {}) {
+                             Visible const& visible = {}) {
     if constexpr (std::is_same_v<PvAccumulator, float>) {
       CUTE_UNROLL
       for (int n = 0; n < kKeyBlock / 16; ++n) {
         CUTE_UNROLL
         for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-          pv_step(p, v_rows, key_block, n, d, v_first, o, 2 * d, seen);
+          pv_step(p, v_rows, key_block, n, d, v_first, o, 2 * d, visible);
         }
       }
     } else {
-      static_assert(std::is_same_v<Seen, AllKeys>);
+      static_assert(std::is_same_v<Visible, AllKeys>);
       pv_in_two_levels(p, v_rows, key_block, v_first, o);
     }
   }
@@ -268,9 +268,9 @@ struct Products {
 
   // Multiplies keys [16 n, 16 n + 16) of the key block and head-dim columns [16 d, 16 d + 16) into
   // acc.block(m, at) and acc.block(m, at + 1), 8 columns each.
-  template <class Acc, class Seen>
+  template <class Acc, class Visible>
   CUTE_DEVICE static void pv_step(P const& p, Address v_rows, int key_block, int n, int d,
-                                  Words const& v_first, Acc& acc, int at, Seen const& seen) {
+                                  Words const& v_first, Acc& acc, int at, Visible const& visible) {
     Words words;
     if (n == 0 && d == 0) {
       CUTE_UNROLL
@@ -278,7 +278,7 @@ struct Products {
     } else {
       load_v(v_rows, key_block * (kKeyBlock / 16) + n, d, words);
     }
-    seen.apply(n, words);
+    visible.apply(n, words);
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
       CUTE_UNROLL
@@ -288,4 +288,4 @@ struct Products {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -1,5 +1,5 @@
 // Rounds K to int8, before the kernel that multiplies in 8 bits. core/quantize.hpp defines the
-// rounding, sm80/quantized_params.hpp the destination.
+// rounding, quantized/params.hpp the destination.
 //
 // Grid:      one block per several neighbouring tiles of 64 keys of a KV head.
 // Block:     four warps. They first compute the shift of the head, from 64 of its keys. Every block
@@ -13,11 +13,11 @@
 #include <cute/config.hpp>
 
 #include "core/vector.hpp"
-#include "sm80/quantized_params.hpp"
+#include "quantized/params.hpp"
 #include "tile/fragment.hpp"
-#include "tile/no_aside.hpp"
+#include "tile/no_launch.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Rows of K or V of a head, in the call's operand.
 template <class Element>
@@ -77,8 +77,8 @@ struct QuantizeKeys {
   using Head = typename Params::Head;
   using Tiles = QuantizedTiles<Head>;
   using Keys = SourceRows<Element>;
-  static constexpr int kThreads = Params::kAsideThreads;
-  static constexpr int kSmemBytes = Params::kAsideSmemBytes;
+  static constexpr int kThreads = Params::kPrePostThreads;
+  static constexpr int kSmemBytes = Params::kPrePostSmemBytes;
   static constexpr int kChunks = kHeadDim / 16;  // per key, 16 columns each
   static constexpr int kWarpKeys = quantize::kTileKeys / quantize::kGroups;
   static constexpr int kPieces = kWarpKeys * kChunks / 32;  // per thread, 16 columns of a key each
@@ -248,4 +248,4 @@ struct QuantizeKeys {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

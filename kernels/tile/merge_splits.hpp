@@ -2,16 +2,17 @@
 // last block.
 #pragma once
 
-#include "sm80/key_splits.hpp"
-#include "sm80/operands.hpp"
+#include "core/key_splits.hpp"
+#include "core/softmax.hpp"
+#include "tile/fragment.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Thread t of the last block has the rows and columns of thread t of every other block. So
 // fragments of O go through global memory unchanged, in vectors of 16 bytes that neighbouring
-// threads write to neighbouring addresses. Out: a Result, or a struct with acc_o and softmax like
-// those of a Result.
-template <class Config, class Score, class Arch, class Out = Result<Config, Score, Arch>>
+// threads write to neighbouring addresses. Out has acc_o and softmax, as
+// Result of sm80/operands.hpp.
+template <class Config, class Arch, class Out>
 struct SplitMerge {
   static constexpr int64_t kFloats = KeySplits::partial_floats(Config::kBlockM, Config::kHeadDimV);
   static constexpr int kRows = Config::kRows;
@@ -113,4 +114,4 @@ struct SplitMerge {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

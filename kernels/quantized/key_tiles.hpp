@@ -12,7 +12,7 @@
 #include "core/quantize.hpp"
 #include "core/varlen_params.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Tiles [first, end) of one KV head of a batch entry, which one block rounds.
 template <class Head>
@@ -195,4 +195,4 @@ struct TiledKv {
   CA_HOST_DEVICE Element const* row(int row) const { return first + row * row_stride; }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

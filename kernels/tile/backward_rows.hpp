@@ -4,17 +4,17 @@
 
 #include "core/dropout.hpp"
 #include "core/math.hpp"
-#include "sm80/backward_params.hpp"
+#include "tile/backward_params.hpp"
 #include "tile/quad_rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Computes the row statistics, and zeroes dQ.
 template <class Element, class SeqInfo>
 struct BackwardBefore {
-  using Params = BackwardParams;
+  using Params = MmaBackwardParams;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kThreads = Params::kPrePostThreads, kRows = Params::kTileRows;
   static constexpr int kLanes = 8;  // lanes that share a row
   static constexpr int kRowsAtOnce = kThreads / kLanes, kPasses = kRows / kRowsAtOnce;
 
@@ -109,7 +109,7 @@ struct BackwardBefore {
 template <class Element, class SeqInfo>
 struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
   using Before = BackwardBefore<Element, SeqInfo>;
-  using Params = BackwardParams;
+  using Params = MmaBackwardParams;
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
@@ -136,9 +136,9 @@ struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
 // Scales and rounds dQ, and computes the gradients of sinks.
 template <class Element, class SeqInfo>
 struct BackwardAfter {
-  using Params = BackwardParams;
+  using Params = MmaBackwardParams;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kThreads = Params::kPrePostThreads, kRows = Params::kTileRows;
   static constexpr int kWarps = kThreads / 32;
 
   template <class Arch>
@@ -211,4 +211,4 @@ struct BackwardAfter {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

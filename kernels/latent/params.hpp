@@ -1,30 +1,31 @@
 // Launch parameters of the kernel for latent attention.
 #pragma once
 
+#include "core/key_splits.hpp"
 #include "core/varlen_params.hpp"
-#include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 
-// Chooses the number of splits with the least modelled latency. The unit is the time for one key in
-// a block that is alone on its SM. A split has its share of the keys; all splits of all tiles take
-// some waves. The result of a split, 32 KB for 16 rows, is read by the last block of its group, and
-// that of a group by the last of all. The constants are fitted to an H200 (docs/latent.md).
+// Chooses the number of splits with the least modelled latency. The unit of time is one key in a
+// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and the
+// merge in two levels: the last block of a group of splits reads their results, 32 KB each for 16
+// rows, and the last block of all reads those of the groups. The constants are fitted to an H200
+// (docs/latent.md).
 struct LatentSplits {
   static constexpr int kMaxHeadDim = 512;
-  static constexpr int kMinKeys = 64;    // of a split: two tiles
-  static constexpr int kStartKeys = 30;  // for a block to start: the launch, Q, the first tile
-  static constexpr int kLevelKeys = 20;  // for results to reach the last block, once for each level
-  static constexpr int kPartKeys = 22;   // for it to read one result
-  static constexpr int kGroup = 16;      // see KeySplits::group
-  static constexpr int kBlockBytes = 100 << 10;  // of shared memory, at the most
+  static constexpr int kMinKeys = 64;            // fewest keys of a split: two tiles
+  static constexpr int kStartKeys = 30;          // start of a block: launch, Q, first tile
+  static constexpr int kLevelKeys = 20;          // from a store to the last block's read, per level
+  static constexpr int kPartKeys = 22;           // read of one result
+  static constexpr int kGroup = 16;              // see KeySplits::group
+  static constexpr int kBlockBytes = 100 << 10;  // most shared memory of a block
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
     if (tiles < 1 || device.num_sms < 1) return 1;
-    // Blocks of more than 16 rows have all registers of an SM.
+    // A block of more than 16 rows takes all registers of an SM.
     bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && block_m == 16;
     int64_t const blocks = int64_t(device.num_sms) * (has_room ? 2 : 1);
-    int64_t const keys = most_keys(p, p.seq_q.seqlen);
+    int64_t const keys = max_keys(p, p.seq_q.seqlen);
     int64_t most = keys / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
     int64_t best = 1, least = cost(keys, 1, tiles, blocks, device.num_sms, block_m);
@@ -33,7 +34,7 @@ struct LatentSplits {
       int64_t const its = cost(keys, n, tiles, blocks, device.num_sms, block_m);
       if (its < least) best = n, least = its;
     };
-    // More than a few splits are worth it where they fill whole waves.
+    // Beyond eight splits, only numbers that fill whole waves are considered.
     for (int64_t n = 2; n <= 8; ++n) consider(n);
     consider(device.num_sms / tiles);
     for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
@@ -45,7 +46,7 @@ struct LatentSplits {
   static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int64_t num_sms,
                       int block_m) {
     int64_t const waves = (tiles * n + blocks - 1) / blocks;
-    // Each of two blocks on an SM takes 1.5 times as long for its keys.
+    // Two blocks on one SM take 1.5 times as long per key.
     int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
     int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
     int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
@@ -56,7 +57,7 @@ struct LatentSplits {
 
 struct LatentParams : VarlenParams {
   KeySplits splits;
-  FastDivisor by_queries;  // by the queries of a batch entry
+  FastDivisor by_queries;  // divides by the number of queries of a batch entry
 
   // Called on the host.
   LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
@@ -75,13 +76,13 @@ struct LatentParams : VarlenParams {
                                  KernelFacts const& facts) {
     return size_of(p, device, facts).bytes();
   }
-  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
-                                KernelFacts const& facts) {
+  static int32_t num_splits(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
     return size_of(p, device, facts).count;
   }
   Launch launch(KernelFacts const& facts) const { return splits.launch(blocks, facts); }
 
-  // Called in a kernel, by all lanes of a warp: the tile with this number, perhaps without rows.
+  // In a kernel: the tile with this number, which may have no rows. Called by all lanes of a warp.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE Tile tile_of(int unit) const {
     if (problem.kv.indices == nullptr) return VarlenParams::tile_of<kBlockM, Arch>(unit);
@@ -98,15 +99,15 @@ struct LatentParams : VarlenParams {
   }
 
  private:
-  // With lists the rows of a tile are heads of one query, because other queries have other keys:
-  // each query is scheduled like a batch entry.
+  // With lists, every query has its own keys. So a tile has rows of one query only, and each query
+  // is scheduled like a batch entry.
   static Problem as_scheduled(Problem const& p) {
     Problem scheduled = p;
     if (p.kv.indices) {
       scheduled.batch *= p.seq_q.seqlen;
       scheduled.seq_q.seqlen = 1;
     }
-    // Of packed sequences the average is known.
+    // The host knows only the average length of packed sequences.
     if (p.seq_q.cu_seqlens && p.batch > 0) {
       scheduled.seq_q.seqlen = (p.seq_q.total + p.batch - 1) / p.batch;
       if (p.seq_k.cu_seqlens) scheduled.seq_k.seqlen = (p.seq_k.total + p.batch - 1) / p.batch;
@@ -114,7 +115,7 @@ struct LatentParams : VarlenParams {
     return scheduled;
   }
 
-  // As many as blocks says, without its divisors, as dispatch asks in each call.
+  // Equal to `blocks`, but computed without divisors, because dispatch calls this in every call.
   static int64_t tiles_of(Problem const& scheduled, int block_m) {
     Problem const& p = scheduled;
     int32_t const heads = TileScheduler::heads_of_tile(p, block_m);

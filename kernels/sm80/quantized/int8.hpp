@@ -15,8 +15,8 @@
 //           ^ K(n) landed              ^ V(n) landed
 #pragma once
 
-#include "sm80/fp8_weights.hpp"
-#include "sm80/quantized_weights.hpp"
+#include "quantized/fp8_weights.hpp"
+#include "sm80/quantized/int8_weights.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -28,7 +28,7 @@ struct Int8Schedule {
   using QScales = typename Operands<Config, Score, Arch>::QScales;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kKeyBlocks = Step::kKeyBlocks, kStages = Config::kStages;
-  static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a tile
+  static constexpr float kMinRowMax = -3e38f;  // replaces -inf once a row has seen a tile
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
@@ -56,7 +56,7 @@ struct Int8Schedule {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = out.softmax.rows[i].max;
-      if (max <= kLeastMax) max = -kInf;
+      if (max <= kMinRowMax) max = -kInf;
     }
   }
 
@@ -183,7 +183,7 @@ struct Int8Schedule {
         softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
       });
       // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
-      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
+      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kMinRowMax);
     }
     Arch::sync_warp();  // quads have diverged
   }

@@ -9,10 +9,10 @@
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/opaque.hpp"
-#include "sm80/backward_params.hpp"
+#include "tile/backward_params.hpp"
 #include "tile/quad_rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
 // Queries that see keys of a warp: [some_begin, some_end) see at least one key, [all_begin,
 // all_end) see all keys. A range is empty if begin >= end.
@@ -36,7 +36,7 @@ struct BackwardBlock {
 // blocks begin, so that a block only waits for blocks that have begun. Called by all threads of the
 // block.
 template <class Config, class Arch>
-CUTE_DEVICE int number_of_tile(BackwardParams const& params, int block,
+CUTE_DEVICE int number_of_tile(MmaBackwardParams const& params, int block,
                                typename Config::SharedStorage& shared) {
   if constexpr (!Config::kIsOrdered) {
     return params.tile_of_block(block);
@@ -103,4 +103,4 @@ CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block c
   }
 }
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn

@@ -9,19 +9,19 @@
 #include "core/divide.hpp"
 #include "core/sequences.hpp"
 #include "core/token_format.hpp"
-#include "sm80/latent_rows.hpp"
+#include "latent/rows.hpp"
 
-namespace cutlass_attn::sm80 {
+namespace cutlass_attn {
 
-// The bytes of a tile of kRows tokens that kWarps warps divide by columns: of each warp a slice, of
-// as many bytes as columns, and more: its columns behind V, or what the columns in bf16 have beyond
-// the slice of the last warp.
+// Bytes of a tile of kRows tokens. kWarps warps divide its columns. Each warp has a slice, one byte
+// per column, and further bytes: its columns that V lacks, or, for formats with bf16 columns in V,
+// the second bytes of these columns.
 template <class Format, int kRows, int kSlice_, int kTail, int kWarps>
 struct TokenStage {
   static constexpr TokenFormat kFormat = Format::kFormat;
   static constexpr int kSlice = kSlice_;
   static constexpr bool kHasTail = kTail > 0;
-  // Of V's columns that are bf16, the second byte.
+  // Number of V's columns in bf16, which have a second byte.
   static constexpr int kLonger = kFormat.columns_v - kFormat.fp8_columns;
   static constexpr int kMore = kHasTail ? 2 * kTail : kLonger;
   static constexpr int kGroups = kSlice / kFormat.group;  // scales of a token that a warp needs
@@ -42,7 +42,7 @@ struct TokenStageOf<Stored, kRows, kSlice, kTail, kWarps, false> {
   using Type = int;  // unused
 };
 
-// Numbers of tokens, converted.
+// Conversions of numbers of a token.
 template <class Element, class Arch>
 struct TokenNumbers {
   // Four e4m3 numbers times a scale, rounded to Element.
@@ -69,8 +69,8 @@ struct TokenNumbers {
   }
 };
 
-// The same interface as LatentRows, and convert(). Scales are looked up with the row, and stored
-// with its copy for the stage that is copied.
+// Has the interface of LatentRows, and convert(). The scales of a token are looked up together with
+// its row. They are stored, when the row is copied, next to the stage that it is copied to.
 template <class Element, class Stage, class Slice, class Tail, int kRows, class Arch>
 struct LatentTokens {
   using Address = typename Arch::SmemAddress;
@@ -78,18 +78,18 @@ struct LatentTokens {
   static constexpr TokenFormat kFormat = Stage::kFormat;
   static constexpr int kGroups = Stage::kGroups, kSlice = Stage::kSlice;
   static constexpr bool kHasTail = Stage::kHasTail;
-  // A lane looks up a row and one of its scales, or all where lanes are too few: tiles of 64 rows
-  // have no register to spare.
+  // A lane looks up a row and one of its scales, or all its scales if there are too few lanes. Not
+  // always all, because tiles of 64 rows have no register to spare.
   static constexpr int kOwn = kRows * kGroups <= 32 ? 1 : kGroups, kLanes = kRows * kGroups / kOwn;
   static_assert(kLanes <= 32);
 
   Problem const& p;
   FastDivisor const by_page;
   int const lane, begin;
-  uint8_t const** const rows;  // of the next tile, in shared memory; null: no such token
+  uint8_t const** const rows;  // addresses of the next tile, in shared memory; null: no token
   LatentColumns const columns;
   LatentSource<uint8_t> const& source;
-  uint8_t const* row = nullptr;  // of this lane, in the tile that was looked up
+  uint8_t const* row = nullptr;  // address of this lane's row in the tile that was looked up
   float scales[kOwn] = {};
   int const warp = columns.warp;
 
@@ -118,7 +118,7 @@ struct LatentTokens {
     if (key < end) look_up(key);
   }
 
-  // Stores the addresses and the scales of that tile. All lanes see them after a sync_warp().
+  // Stores that tile's addresses and scales. Other lanes may read them after a sync_warp().
   CUTE_DEVICE void place(Stage& stage) const {
     Arch::sync_warp();  // rows of the previous tile empty
     if (lane < kRows) rows[lane] = row;
@@ -131,7 +131,7 @@ struct LatentTokens {
 
   CUTE_DEVICE uint32_t present() const { return Arch::ballot(lane < kRows && row) << begin; }
 
-  // Starts the copy of that tile; tokens that are not there are zeros.
+  // Starts the copy of that tile. Tokens that do not exist become zeros.
   CUTE_DEVICE void copy(Stage& stage) const {
     copy_bytes<kSlice>(stage.slice[warp], warp * kSlice);
     if constexpr (kHasTail) {
@@ -141,7 +141,7 @@ struct LatentTokens {
     }
   }
 
-  // Converts the warp's rows of a stage. The same lanes' warp copied them.
+  // Converts the rows of a stage that this warp has copied.
   CUTE_DEVICE void convert(Stage const& stage, Address to_slice, Address to_tail) const {
     constexpr int kLanes = kSlice / 8, kRowsAtOnce = 32 / kLanes;
     int const column = lane % kLanes * 8, group = column / kFormat.group;
@@ -199,4 +199,4 @@ struct LatentTokens {
   }
 };
 
-}  // namespace cutlass_attn::sm80
+}  // namespace cutlass_attn
