@@ -98,7 +98,7 @@ struct Verdict {
   int splits = 1;               // if chosen: thread blocks that share the keys of a tile
   int64_t workspace_bytes = 0;  // if chosen: as in the plan
   int max_launches = 0;         // if chosen: GPU kernels launched, 0 on a CPU; some may be empty
-  std::string score;            // if chosen: terms of a GPU kernel's score, such as softcap_alibi
+  std::string score = {};       // if chosen: terms of a GPU kernel's score, such as softcap_alibi
   bool at_first_use = false;  // if chosen: whether the kernel with this score is not in this build
 };
 

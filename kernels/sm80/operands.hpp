@@ -169,7 +169,7 @@ struct Operands {
   // Rounds Q to int8 into registers, and stores its scales in shared memory. Q is full.
   CUTE_DEVICE void quantize_q(typename Step::Q& q) {
     using Queries = QuantizedQueries<Config, Score, Arch>;
-    float scale[Config::kRows];
+    float scale[Config::kRows] = {};
     Queries::load(q_rows, q, scale);
     bool const is_first = scores.place.thread % 4 == 0;  // one thread per row
     CUTE_UNROLL

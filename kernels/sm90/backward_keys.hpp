@@ -97,8 +97,8 @@ struct KeysConsumer {
   int const steps;
   Ring<Config::kQueryStages> ring = {};
   Ring<Config::kPStages> p_ring = {};
-  typename Config::Weights x;       // S and P, or dP and dS
-  typename Config::Packed weights;  // P or dS, rounded
+  typename Config::Weights x = {};       // S and P, or dP and dS
+  typename Config::Packed weights = {};  // P or dS, rounded
 
   // The first warpgroup: dV.
   CUTE_DEVICE void run(typename Config::GradV& grad_v) {

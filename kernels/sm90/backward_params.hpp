@@ -123,8 +123,8 @@ struct WithBiasGrad : Base {
   static constexpr int kBiasQueries = 128, kBiasKeys = 128;  // of a block's tile
 
   // A broadcast dimension counts as one.
-  int32_t bias_tiles_k, bias_tiles_q, bias_heads, bias_batch;
-  int32_t bias_tiles_of_block;
+  int32_t bias_tiles_k = 0, bias_tiles_q = 0, bias_heads = 0, bias_batch = 0;
+  int32_t bias_tiles_of_block = 0;
 
   static WithBiasGrad prepare(Problem const& p, Workspace const& workspace,
                               DeviceLimits const& device, KernelFacts const& facts) {

@@ -81,8 +81,8 @@ struct QueriesConsumer {
   Ring<Config::kKStages> k_ring = {};
   Ring<Config::kVStages> v_ring = {};
   float neg_lse[2] = {-kInf, -kInf}, delta[2] = {};  // of this thread's queries, rows g and g + 8
-  typename Config::Weights s, dp;
-  typename Config::Packed grad_s;
+  typename Config::Weights s = {}, dp = {};
+  typename Config::Packed grad_s = {};
 
   CUTE_DEVICE void run(typename Config::GradQk& grad_q) {
     clear(grad_q);

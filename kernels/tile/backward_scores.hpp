@@ -145,7 +145,7 @@ struct BackwardScores {
 
   // Loads the entries that weights() uses. Called before the products, to hide the latency.
   CUTE_DEVICE Entries read_entries(StepPlace const& at, SeqLens lens, int slice, int lane) const {
-    Entries entries;
+    Entries entries = {};
     int const query = at.first_query + slice * Config::kSlice + lane / 4;
     int const key = at.first_key + lane % 4 * 2;
     if constexpr (kHasBias) {

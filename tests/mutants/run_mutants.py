@@ -204,9 +204,7 @@ def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]
     entries = json.loads(compile_commands.read_text(encoding="utf-8"))
     name = SOURCES[unit]
     found = [
-        entry
-        for entry in entries
-        if Path(entry["file"]).name == name and RACES in entry["command"]
+        entry for entry in entries if Path(entry["file"]).name == name and RACES in entry["command"]
     ]
     if len(found) != 1:
         raise MutantError(f"{compile_commands} compiles {name} {len(found)} times; must be once")
