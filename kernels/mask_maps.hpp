@@ -8,7 +8,8 @@
 
 namespace cutlass_attn {
 
-// What a map depends on beside the bytes of the mask. Calls with equal keys can share a map.
+// All that a map depends on, except for the bytes of the mask. Calls with equal keys can share a
+// map.
 struct MaskMapKey {
   Variant const* variant = nullptr;  // its tile is that of the map
   int32_t device_index = 0;

@@ -1,15 +1,14 @@
-// A bool mask as kernels with tensor cores read it. A launch before the kernel makes it of the
-// mask's bytes (tile/mask_map.hpp): for each tile of rows, which key tiles any row sees and which
-// all rows see completely; for the key tiles in between, a bit for each logit. Causal masks,
-// windows, attention chunks and the end of the keys are part of it, so that the kernel applies
-// nothing else.
+// The map of a bool mask, as tensor-core kernels read it. A launch before the kernel makes the map
+// from the mask's bytes (tile/mask_map.hpp). For each tile of rows it has the class of every key
+// tile: empty, partial or full. For partial tiles it has a bit per logit. Causal masks, windows,
+// attention chunks and the end of the keys are included, so the kernel applies no other mask.
 //
-//   words   (unit, row tile, words) MaskWord   bit t of word w is of key tile 32 w + t
-//   bits    (unit, row tile, key tile, row, 4) uint32   one word for each lane of a quad: bit j is
-//           the key FragmentPlace::column(j) of the tile. Only partial tiles have them
+//   words   (unit, row tile, words) MaskWord   bit t of word w belongs to key tile 32 w + t
+//   bits    (unit, row tile, key tile, row, 4) uint32   one word per lane of a quad: bit j is key
+//           FragmentPlace::column(j) of the tile. Written for partial tiles only
 //
-// A unit is a batch entry and a group of heads that shares tiles. Where the mask broadcasts over
-// the batch or the heads, all entries or heads share one.
+// A unit is a batch entry and a group of heads that share tiles. If the mask broadcasts over the
+// batch or the heads, all entries or heads share one unit.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +21,20 @@ namespace cutlass_attn {
 
 // 32 key tiles of a tile of rows.
 struct alignas(8) MaskWord {
-  uint32_t any;  // tiles of which some row sees some key
-  uint32_t all;  // tiles of which each row sees each key
+  uint32_t any;  // tiles in which some row sees some key
+  uint32_t all;  // tiles in which every row sees every key
 };
 
 struct MaskMap {
   static constexpr int kLanes = 4;
-  static constexpr int kThreads = 256;  // of a block of the launch that makes the map
+  static constexpr int kThreads = 256;  // per block of the launch that makes the map
   static constexpr int64_t kAlignment = 256;
 
   MaskWord* words;
   uint32_t* bits;
   int32_t key_tiles, row_tiles, block_m, block_n;
-  int32_t num_words;          // of a tile of rows
-  int32_t num_batch, groups;  // of units; 1: shared
+  int32_t num_words;          // per tile of rows
+  int32_t num_batch, groups;  // numbers of units; 1: shared
 
   // On the host, for kernels with tiles of block_m rows and block_n keys.
   static MaskMap prepare(Problem const& p, TileScheduler const& scheduler, int block_m, int block_n,
@@ -55,15 +54,15 @@ struct MaskMap {
   int64_t bytes() const {
     return words_bytes() + rows() * key_tiles * block_m * kLanes * int64_t(sizeof(uint32_t));
   }
-  // Shared memory of a block of that launch: for each warp the bits of a key tile, and its class.
+  // Shared memory of a block of that launch: per warp, the bits of a key tile and its class.
   CA_HOST_DEVICE static constexpr int32_t smem_bytes(int32_t block_m) {
     return kThreads / 32 * (block_m * kLanes + 1) * int32_t(sizeof(uint32_t));
   }
 
-  // Tiles of rows of all units.
+  // Number of row tiles of all units.
   CA_HOST_DEVICE int64_t rows() const { return int64_t(num_batch) * groups * row_tiles; }
 
-  // The number of a tile of rows among them.
+  // Index of a tile of rows among them.
   template <class Coord>
   CA_HOST_DEVICE int64_t row_of(Coord const& tile, TileScheduler const& scheduler) const {
     int32_t const batch = num_batch == 1 ? 0 : tile.seq.batch;
@@ -71,7 +70,7 @@ struct MaskMap {
     int32_t const row_tile = (tile.row_begin + scheduler.rows.lacks) / block_m;
     return (int64_t(batch) * groups + group) * row_tiles + row_tile;
   }
-  // And the other way round: the tile of the first batch entry and heads that share it.
+  // The inverse: the tile, in the first batch entry and heads that share the unit.
   CA_HOST_DEVICE TileCoord tile_of(int64_t row, Problem const& p,
                                    TileScheduler const& scheduler) const {
     int32_t const unit = int32_t(row / row_tiles), row_tile = int32_t(row - unit * row_tiles);
@@ -81,7 +80,7 @@ struct MaskMap {
   }
 
   CA_HOST_DEVICE MaskWord* words_of(int64_t row) const { return words + row * num_words; }
-  // Of the first key tile; the next ones follow after block_m rows of kLanes words each.
+  // Bits of the first key tile. A key tile has block_m rows of kLanes words.
   CA_HOST_DEVICE uint32_t* bits_of(int64_t row) const {
     return bits + row * key_tiles * block_m * kLanes;
   }

@@ -1,25 +1,25 @@
-// Predicts the error of a head's result from products in 8 bits: the RMS of the error relative to
-// the RMS of the result.
+// Predicts the error of a head's result if it is computed in 8 bits: the RMS of the error relative
+// to the RMS of the result. The prediction is made from a sample of the head's queries.
 //
-//   queries   up to kPredictedQueries of those that see a key, evenly spread, the first and the
-//             last among them
-//   measured  their result is computed twice, with all of its keys, mask, terms and sink: as given,
-//             and with q, k, P and v rounded as core/quantize.hpp says
-//   ratio     of the squared errors to the squared results
-//   unseen    if the sample has not all queries: kDeviations standard deviations of what the ratio
-//             of all queries may differ by (ratio estimator of a sample without replacement); and
-//             as many more queries whose weights all have the mean error of a logit, as one key may
-//             have all of the weight in all rows of a sample
-//   result    the root of their sum times kMargin squared, plus the square of what the rounding of
-//             a result costs in 16 bits, too
+//   sample    up to kPredictedQueries of the queries that see a key, evenly spaced, with the first
+//             and the last
+//   error     each sampled query's result is computed twice, with all keys, mask, terms and sink:
+//             from exact q, k, P and v, and from rounded ones (core/quantize.hpp)
+//   ratio     sum of the squared errors / sum of the squared results, over the sample
+//   margin    only if some queries are not in the sample: kDeviations standard deviations of the
+//             ratio (ratio estimator of a sample without replacement), and kDeviations times the
+//             share of one more query whose weights all have the mean error of a logit. The second
+//             covers a key that has all of the weight in every sampled row
+//   result    sqrt(kMargin^2 (ratio + margin) + square of the rounding error of a 16-bit result)
 //
-// So the prediction is no less than the error if up to kPredictedQueries queries see keys, and else
-// but for sampling; docs/eight-bit.md has the confidence. Errors that have a cause in common,
-// such as many weights that round to 0, or equal keys, are measured like any other.
+// If at most kPredictedQueries queries see keys, the prediction is an upper bound of the error.
+// Otherwise it is one as far as the sample is representative; docs/eight-bit.md has the confidence.
+// Errors with a common cause, such as many weights that round to 0, or equal keys, are measured
+// like any other.
 //
-// All in fp32, in an order that depends on the lanes alone: results are bitwise repeatable. Inf or
-// NaN in K, V or the sampled queries makes the prediction Inf or NaN, for which is_within() is
-// false.
+// All arithmetic is in fp32, in an order that depends on the lanes alone, so results are bitwise
+// repeatable. Inf or NaN in K, V or the sampled queries makes the prediction Inf or NaN, for which
+// is_within() is false.
 #pragma once
 
 #include "core/macros.hpp"
@@ -34,7 +34,7 @@ namespace cutlass_attn::quantize {
 inline constexpr int kPredictedQueries = 32, kQueriesAtOnce = 4;
 inline constexpr float kDeviations = 3.0f, kMargin = 1.1f;
 
-// Query i of a sample of all `queries`, and the sample's size.
+// Query i of a sample of `queries` queries, and the size of the sample.
 CA_HOST_DEVICE constexpr int predicted_count(int queries) {
   return queries < kPredictedQueries ? queries : kPredictedQueries;
 }
@@ -48,8 +48,8 @@ CA_HOST_DEVICE bool is_within(float error, float max_error) { return error <= ma
 
 CA_HOST_DEVICE float square(float x) { return x * x; }
 
-// The nearest number, ties to even, with kBits of mantissa and exponents from kMinExponent on;
-// below, the steps stay. For e4m3 (3, -6), fp16 (10, -14) and bf16 (7, -126).
+// Rounds to nearest even, to kBits of mantissa. Numbers below 2^kMinExponent are subnormal. e4m3
+// has (3, -6), fp16 (10, -14), bf16 (7, -126).
 template <int kBits, int kMinExponent>
 CA_HOST_DEVICE float rounded_to(float x) {
   constexpr uint32_t kUnit = 1u << (23 - kBits);
@@ -58,7 +58,7 @@ CA_HOST_DEVICE float rounded_to(float x) {
   uint32_t const odd = magnitude >> (23 - kBits) & 1u;
   float y = bits_float((magnitude + kUnit / 2 - 1 + odd) & ~(kUnit - 1));
   if constexpr (kMinExponent > -126) {
-    // Adding this leaves the steps of the least exponent.
+    // Adding this rounds to the step of subnormal numbers.
     float const shifter = bits_float(uint32_t(127 + kMinExponent + 23 - kBits) << 23);
     float const small = bits_float(magnitude);
     if (magnitude < uint32_t(127 + kMinExponent) << 23) y = small + shifter - shifter;
@@ -70,7 +70,7 @@ CA_HOST_DEVICE float to_element(float x, bool is_half) {
   return is_half ? to_half(x) : rounded_to<7, -126>(x);
 }
 
-// x * inverse rounded to an integer: what to_int8() has in its low bits.
+// x * inverse rounded to an integer, equal to the low bits of to_int8().
 CA_HOST_DEVICE float to_integer(float x, float inverse) {
 #if defined(__CUDA_ARCH__)
   return fmaf(x, inverse, kMagic) - kMagic;
@@ -81,32 +81,33 @@ CA_HOST_DEVICE float to_integer(float x, float inverse) {
 #endif
 }
 
-// Scratch that the lanes of a prediction share.
+// Scratch memory of the threads that compute a prediction.
 template <int kWarps>
 struct PredictedScratch {
   struct OfWarp {
-    uint32_t keys[kTileKeys];                  // bits of their largest magnitudes
-    float inverse[kTileKeys];                  // factors that values are rounded with
-    float exact[kQueriesAtOnce][kTileKeys];    // weights
-    float rounded[kQueriesAtOnce][kTileKeys];  // times the scale of V
+    uint32_t keys[kTileKeys];                  // bits of the largest magnitude of each key
+    float inverse[kTileKeys];                  // factors of V before it is rounded
+    float exact[kQueriesAtOnce][kTileKeys];    // P
+    float rounded[kQueriesAtOnce][kTileKeys];  // rounded P, times the scale of V
   };
   OfWarp warps[kWarps];
-  float errors[kPredictedQueries], sizes[kPredictedQueries];  // squared, of the queries
-  float logits[kPredictedQueries];                            // mean squared errors
+  float errors[kPredictedQueries], sizes[kPredictedQueries];  // squared, per sampled query
+  float logits[kPredictedQueries];                            // mean squared errors of their logits
 };
 
-// Lanes defines the threads that compute a prediction together:
+// Lanes: the threads that compute a prediction together.
 //
 //   static constexpr int kWarps, kLanes;
 //   static constexpr int kMaxColumns;           // of V
-//   static constexpr bool kIsGpu;               // weights are in 16 bits before they are rounded
+//   static constexpr bool kIsGpu;               // whether P is rounded to 16 bits before 8
 //   static int warp(), lane();
 //   static void sync(), sync_warp();            // barrier of all warps, and of a warp
 //   static float largest(float), sum(float);    // reduction over a warp's lanes, returned to all
 //
-// Q, K and V are rows of one head. load(row, column, float (&)[n]) loads 8 columns, of V two, from
-// a multiple of n on, with zeros beyond the operand; load_shift(column, float (&)[8]) of K what is
-// subtracted from its keys. Tiles may have keys beyond the last.
+// Q, K, V: rows of one head. load(row, column, float (&)[n]) loads n columns: 8 of Q or K, 2 of V.
+// `column` is a multiple of n; columns beyond the operand are zeros. K::load_shift(column, float
+// (&)[8]) loads the shift that is subtracted from all keys. load() may be asked for keys beyond the
+// last.
 template <class Lanes, Quantize kMode, class Q, class K, class V>
 struct Prediction {
   using Scratch = PredictedScratch<Lanes::kWarps>;
@@ -114,18 +115,18 @@ struct Prediction {
   static constexpr int kLaneKeys = kTileKeys / Lanes::kLanes;                // of a tile
   static constexpr int kLanePairs = Lanes::kMaxColumns / 2 / Lanes::kLanes;  // of columns of V
   using Products = float[kRows][kLaneKeys];
-  // What a warp has of its queries: as given, and rounded.
+  // State of a query of the warp, for exact and for rounded inputs.
   struct Row {
     int query;
     float scale, inverse, shift;  // of q; q . shift
     SoftmaxRow exact, rounded;
-    float logits, keys;  // this lane's squared errors of logits, and their number
+    float logits, keys;  // this lane's sum of squared errors of logits, and their number
   };
   using Columns = float[kRows][kLanePairs][2];
-  // A tile of keys, and its factors for this lane's keys.
+  // A tile of keys, with the rounding factors of this lane's keys.
   struct Tile {
     int first;
-    float of_values;  // their largest magnitude
+    float of_values;  // largest magnitude of V in the tile
     Factors keys[kLaneKeys];
     float folded[kLaneKeys];
   };
@@ -139,7 +140,7 @@ struct Prediction {
   SeqLens const lens;
   GeneralScore const score;
   IntervalMask const mask;
-  int first_query, queries;  // that see a key
+  int first_query, queries;  // queries that see a key
 
   CA_HOST_DEVICE Prediction(Problem const& p, IntervalMask const& mask, int batch, int head,
                             Q const& q, K const& k, V const& v, Scratch& scratch)
@@ -171,14 +172,14 @@ struct Prediction {
       of_logits += scratch.logits[i];
     }
     of_logits *= 1.0f / float(count);
-    float const least = is_half() ? 0x1p-12f : 0x1p-9f;  // of a result in 16 bits, about
+    float const least = is_half() ? 0x1p-12f : 0x1p-9f;  // rounding error of a 16-bit result
     if (size == 0.0f) return error == 0.0f ? least : kInf;
     float const ratio = error / size;
     float residues = 0.0f;
     for (int i = 0; i < count; ++i) {
       residues += square(scratch.errors[i] / size - ratio * (scratch.sizes[i] / size));
     }
-    // Relative to the sum of the sizes, which is `count` times the mean.
+    // The residues are relative to the sum of the sizes, which is `count` times their mean.
     float const unseen = 1.0f - float(count) / float(queries);
     float const variance = residues * unseen * float(count) / float(count > 1 ? count - 1 : 1);
     float const one_more = queries > count ? of_logits / float(count + 1) : 0.0f;
@@ -187,7 +188,7 @@ struct Prediction {
   }
 
  private:
-  // Stores the squared errors and results of kRows queries from sampled query `first` on.
+  // Stores squared errors and results of kRows queries of the sample, from query `first` on.
   CA_HOST_DEVICE void measure(int first, int count) {
     Row rows[kRows];
     Columns exact = {}, rounded = {};
@@ -232,7 +233,7 @@ struct Prediction {
   CA_HOST_DEVICE bool is_half() const { return p.q.dtype == DType::kFloat16; }
   CA_HOST_DEVICE typename Scratch::OfWarp& own() const { return scratch.warps[Lanes::warp()]; }
 
-  // The factor of a row of O, after the sink.
+  // Adds the sink; returns the factor that normalises O.
   CA_HOST_DEVICE float finish(SoftmaxRow& row) const {
     float const rescale = p.logits.sinks ? row.add_logit(p.logits.sinks[head], kLog2e) : 1.0f;
     return rescale * row.inverse_sum();
@@ -254,7 +255,7 @@ struct Prediction {
     return {query, factors.scale, factors.inverse, shift, {}, {}, 0.0f, 0.0f};
   }
 
-  // Finds the factors of a tile, and leaves those of values in the warp's scratch.
+  // Computes the rounding factors of a tile. Stores those of V in the warp's scratch.
   CA_HOST_DEVICE Tile tile_at(int first) const {
     Tile tile{first, 0.0f, {}, {}};
     uint32_t of_values[kLaneKeys];
@@ -299,7 +300,7 @@ struct Prediction {
   }
   CA_HOST_DEVICE static uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
 
-  // Logits of this lane's keys, but for terms and mask; of rounded q and k in s8.
+  // Q K^T of this lane's keys: s from exact, s8 from rounded q and k. Without terms and mask.
   CA_HOST_DEVICE void multiply(Row const (&rows)[kRows], Tile const& tile, Products& s,
                                Products& s8) const {
     for (int column = 0; column < p.head_dim; column += 8) {
@@ -332,7 +333,7 @@ struct Prediction {
     }
   }
 
-  // From logits to weights, in the warp's scratch, and the factors that rescale the results.
+  // Computes P from logits, in the warp's scratch, and the factors that rescale O.
   CA_HOST_DEVICE void softmax(Row (&rows)[kRows], Tile const& tile, Products& s, Products& s8,
                               float (&rescale)[2][kRows]) const {
     for (int i = 0; i < kRows; ++i) {

@@ -2,7 +2,7 @@
 // rounds them.
 //
 //   DenseKeyTiles    every batch entry has an equal number of tiles
-//   VarlenKeyTiles   packed keys, or entries of which only the first keys count. The workspace has
+//   VarlenKeyTiles   packed keys, or entries with fewer keys than rows. The workspace has
 //                    slots for tiles; the host computes an upper bound of their number
 //                    (core/packed_tiles.hpp). Tiles are counted from the first key of a sequence
 #pragma once
@@ -32,7 +32,7 @@ CA_HOST_DEVICE int32_t tiles_of_keys(int32_t keys) {
   return (keys + quantize::kTileKeys - 1) / quantize::kTileKeys;
 }
 
-// kMultiple: each head has a multiple of so many tiles, the last ones perhaps without keys.
+// The number of tiles of a head is a multiple of kMultiple. The last ones may have no keys.
 template <int kMultiple>
 struct BasicDenseKeyTiles {
   using Params = ForwardParams;
@@ -41,7 +41,7 @@ struct BasicDenseKeyTiles {
 
   int32_t tiles;  // per head
   int32_t heads;
-  // Tiles of a block that rounds; number of these blocks per head.
+  // Tiles per rounding block; rounding blocks per head.
   int32_t block_tiles, head_blocks;
   FastDivisor by_blocks, by_heads_kv;
 
@@ -104,7 +104,7 @@ struct VarlenKeyTiles {
 
   int32_t slots;  // per KV head, for tiles of all sequences
   int32_t heads;  // KV heads
-  // Tiles of a block that rounds; slots for these blocks per head.
+  // Tiles per rounding block; slots for rounding blocks per head.
   int32_t block_tiles, head_blocks;
   FastDivisor by_blocks, by_blocks_each;
 

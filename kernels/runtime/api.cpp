@@ -203,8 +203,8 @@ std::string const& key_of(Variant const& step) { return step.info.key; }
 
 namespace {
 
-// The key of a plan whose launch before the kernel makes a mask's map; false if there is none, or
-// if the call has to make its own. Sets the counters of the workspace.
+// Finds the key of the mask map that the plan's pre-launch makes. False if the plan makes none, or
+// if the call cannot use a kept map. Sets the counters of the workspace.
 bool find_map_key(Plan const& plan, Problem const& p, RunOptions const& options,
                   Workspace& workspace, MaskMapKey& key) {
   if (plan.num_steps != 1 || is_empty(p, plan.op)) return false;

@@ -41,7 +41,7 @@ Status check_tokens(Problem const& p) {
   return {};
 }
 
-// What lists of keys go with: where a key is in its sequence they do not say.
+// A list does not say where a key is in its sequence, so masks by position are excluded.
 Status check_indices(Problem const& p, Op op) {
   if (p.kv.indices == nullptr) return {};
   Mask const& mask = p.mask;

@@ -1,14 +1,14 @@
-// Whether a request may have its keys where they are: tokens in bytes, and lists.
+// Checks calls whose keys are 8-bit latent tokens, or rows of a list.
 #pragma once
 
 #include "cutlass_attn.hpp"
 
 namespace cutlass_attn {
 
-// What tokens in a format of bytes go with.
+// Checks what tokens in an 8-bit format can be combined with.
 Status check_tokens(Problem const& p);
 
-// What lists of keys go with.
+// Checks what lists of keys can be combined with.
 Status check_indices(Problem const& p, Op op);
 
 }  // namespace cutlass_attn

@@ -21,7 +21,7 @@ inline std::string capability(int value) {
 // First stride, in bytes, that is too large for TMA.
 inline constexpr int64_t kMaxTmaStride = int64_t(1) << 40;
 
-// What a variant can lack.
+// Kinds of obstacles.
 //   kKind:         the kernel is for another kind of call: device, dtype, accumulator, precision of
 //                  the operands, number of rows
 //   kRequest:      the request does not fit the kernel

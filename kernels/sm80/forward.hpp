@@ -57,7 +57,7 @@ struct Forward {
                                  !kHasBias && !kHasMask));
   using Shared = typename Config::SharedStorage;
   static_assert(Config::kFacts.why_not() == nullptr, "the tile breaks a rule of tile_facts.hpp");
-  // What is not a buffer: BlockInfo, and less than 144 bytes for alignment.
+  // Bytes besides the buffers: BlockInfo, and less than 144 bytes of padding.
   static constexpr int kRestBytes = int(sizeof(Shared)) - Config::kFacts.buffer_bytes();
   static_assert(kRestBytes >= int(sizeof(typename Config::BlockInfo)) &&
                 kRestBytes < int(sizeof(typename Config::BlockInfo)) + 144);

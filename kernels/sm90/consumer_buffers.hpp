@@ -1,5 +1,4 @@
-// What every consumer warpgroup does with the buffers that the producer fills, and with its
-// results.
+// Base of the consumer warpgroups: waits for and releases the producer's buffers, and stores O.
 #pragma once
 
 #include "core/epilogue.hpp"

@@ -329,10 +329,10 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     }
     Arch::wgmma_commit();
   }
-  // After the wait for it.
+  // Called after the wait for issue_qk().
   template <class Half>
   CUTE_DEVICE void finish_qk(Half half) {
-    if constexpr (half == 1) return;  // the tile's other half is to come
+    if constexpr (half == 1) return;  // the other half of the tile still reads K
     k.advance();
     release_k();
   }
@@ -383,7 +383,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     for (int i = 0; i < kRows; ++i) {
       float& max = softmax.rows[i].max;
       if (max <= kMinRowMax) max = -kInf;
-      // What all logits of the row lack.
+      // Q . shift, which all logits of the row lack.
       bool const adds_shift = kKeepsSums && max != -kInf && needs_q_shift();
       if (adds_shift) max = fmaf(of_row(shared.q_shift, i), log2_scale, max);
     }
