@@ -581,7 +581,8 @@ def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) 
         weight = weight / divisor
         weight = (weight if is_bhsd else xp.swapaxes(weight, -1, -2))[..., None]
         o = o.astype(np.float32) if xp is np else o.float()
-        return xp.where(weight == 0, xp.zeros_like(o), o * weight)
+        # Before the product, which has a gradient of `weight` that is o.
+        return xp.where(weight == 0, xp.zeros_like(o), o) * weight
 
     o = weighted(o_a, weight_a) + weighted(o_b, weight_b)
     lse = xp.where(total == 0, top, finite + xp.log(divisor))
