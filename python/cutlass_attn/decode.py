@@ -230,7 +230,7 @@ def attention_decode(
             Without causal, window, masks, ALiBi and new keys; Hkv is 1.
         topk_lengths: (B,) int32: how many entries of a sequence's lists count, the first ones;
             None: all.
-        k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
+        k_new: (B, Snew, Hkv, D): keys to append to the cache before attention; not float64.
         v_new: (B, Snew, Hkv, Dv): their values. None with ``kv_format``.
         rotary_cos: (positions, rotary_dim / 2) in q's dtype: cosines of rotary embeddings (RoPE,
             arXiv 2104.09864). New key i of sequence b is rotated by position
