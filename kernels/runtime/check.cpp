@@ -111,7 +111,8 @@ Status check_split_size(Problem const& p) {
   if (p.split_size % kUnit != 0) {
     return Status::invalid(given + ", allowed: 0, or a multiple of " + std::to_string(kUnit));
   }
-  if (!(p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.seq_k.seqused)) {
+  bool const is_dense = !p.kv.indices && !p.seq_k.seqused;
+  if (is_dense && !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens) {
     return Status::invalid(given + ", allowed: 0 where all sequences have equal lengths");
   }
   int32_t const splits = splits_of_size(p);

@@ -66,8 +66,8 @@ Status check(AppendProblem const& p) {
     }
   }
   if (p.k.dtype == DType::kFloat64 || int32_t(p.k.dtype) >= kNumDTypes) {
-    return Status::no_kernel(std::string("k is ") + name_of(p.k.dtype) +
-                             ", allowed: float16, bfloat16, float32");
+    return Status::no_kernel(std::string(p.slot_mapping ? "k is " : "k_new is ") +
+                             name_of(p.k.dtype) + ", allowed: float16, bfloat16, float32");
   }
   if (p.q.data && p.rotary.dim == 0) {
     return Status::invalid("q is set, but rotary.dim is 0: q would not be rotated");

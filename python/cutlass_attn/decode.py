@@ -230,7 +230,7 @@ def attention_decode(
             Without causal, window, masks, ALiBi and new keys; Hkv is 1.
         topk_lengths: (B,) int32: how many entries of a sequence's lists count, the first ones;
             None: all.
-        k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
+        k_new: (B, Snew, Hkv, D): keys to append to the cache before attention; not float64.
         v_new: (B, Snew, Hkv, Dv): their values. None with ``kv_format``.
         rotary_cos: (positions, rotary_dim / 2) in q's dtype: cosines of rotary embeddings (RoPE,
             arXiv 2104.09864). New key i of sequence b is rotated by position
@@ -581,7 +581,8 @@ def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) 
         weight = weight / divisor
         weight = (weight if is_bhsd else xp.swapaxes(weight, -1, -2))[..., None]
         o = o.astype(np.float32) if xp is np else o.float()
-        return xp.where(weight == 0, xp.zeros_like(o), o * weight)
+        # Before the product, which has a gradient of `weight` that is o.
+        return xp.where(weight == 0, xp.zeros_like(o), o) * weight
 
     o = weighted(o_a, weight_a) + weighted(o_b, weight_b)
     lse = xp.where(total == 0, top, finite + xp.log(divisor))

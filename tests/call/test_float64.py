@@ -223,6 +223,10 @@ def test_no_cache_of_it():
     cache = torch.zeros(1, 4, 1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="k is float64, allowed: float16, bfloat16, float32"):
         cutlass_attn.append_kv(k, k, cache, cache, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="k_new is float64, allowed: float16, bfloat16, float32"):
+        cutlass_attn.attention_decode(
+            k[:1, None], cache, cache.clone(), 0, k_new=k[:1, None], v_new=k[:1, None]
+        )
 
 
 def test_no_other_kernel_verifies_it():

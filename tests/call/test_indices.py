@@ -146,6 +146,22 @@ def test_case(variant, case, splits):
     judge(case, variant.dtype, out, lse)
 
 
+@pytest.mark.parametrize(
+    ("variant", "case", "splits"),
+    [p for p in pairs() if p.values[2] == 0 and not p.values[1].lengths],
+)
+def test_split_size(variant, case, splits):
+    """Taken without topk_lengths too, and the bits are those of lengths that count all entries."""
+    args, options = call_of(case, variant.dtype, variant.device)
+    options |= {"return_lse": True, "kernel": variant.key, "split_size": 64}
+    out, lse = attention_decode(*args, **options)
+    judge(case, variant.dtype, out, lse)
+    lengths = torch.full((case.batch,), case.topk, dtype=torch.int32, device=variant.device)
+    with_lengths = attention_decode(*args, **options, topk_lengths=lengths)
+    assert torch.equal(out, with_lengths[0])
+    assert torch.equal(lse, with_lengths[1])
+
+
 def in_pages(args, options):
     """The call with a table for each sequence, the lists as rows of it; NaN in every other page."""
     q, k, v, _ = args

@@ -35,6 +35,28 @@ def test_empty_parts_do_not_count(empty):
     assert (both[1] == -torch.inf).all()
 
 
+@pytest.mark.parametrize("empty", [-np.inf, np.inf])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_empty_parts_have_no_gradient(layout, empty):
+    o = [torch.randn(2, 3, 3, 8) for _ in "ab"]
+    lse = [torch.randn(2, 3, 3) for _ in "ab"]
+    due = torch.sigmoid(lse[0] - lse[1])  # the share of the first
+    lse[0][..., 0] = lse[1][..., 1] = empty
+    due[..., 0], due[..., 1] = 0, 1
+    for x, log in zip(o, lse, strict=True):
+        rows = x if layout == "bhsd" else x.transpose(1, 2)
+        rows[log == empty] = torch.nan
+    arguments = [x.requires_grad_() for x in (o[0], lse[0], o[1], lse[1])]
+    grads = torch.autograd.grad(merge_states(*arguments, layout=layout)[0].sum(), arguments)
+    due = due if layout == "bhsd" else due.transpose(1, 2)
+    torch.testing.assert_close(grads[0], due[..., None].expand(grads[0].shape))
+    torch.testing.assert_close(grads[2], 1 - due[..., None].expand(grads[0].shape))
+    for x in (grads[1], grads[3]):
+        assert (x[..., :2] == 0).all()
+        assert x[..., 2].isfinite().all()
+        assert (x[..., 2] != 0).all()
+
+
 def test_results_of_attention_merge_by_default():
     """As many queries as heads: by its shape alone the log-sum-exp would fit either layout."""
     q, k, v = torch.randn(2, 6, 6, 16), torch.randn(2, 2, 40, 16), torch.randn(2, 2, 40, 16)
