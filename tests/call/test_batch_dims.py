@@ -155,3 +155,20 @@ def test_errors(change, said):
     given = {name: values(2, 3, H, S, D) for name in "qkv"}
     with pytest.raises(ValueError, match=said):
         cutlass_attn.attention(**{**given, **change})
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 1, 9), (1, 3, 1, 1, 9), (3, 1, 5, 1)])
+def test_dropout_with_a_mask_of_some_batch_dimensions(library, shape):
+    """Every entry has a number in the batch, and so weights that it drops, of its own."""
+    q, k = torch.randn(2, 3, 2, 5, 8), torch.randn(2, 3, 2, 9, 8)
+    options = {"mask": torch.rand(shape) < 0.7, "rng_state": torch.tensor([3, 4])}
+    if library == "numpy":
+        q, k = q.numpy(), k.numpy()
+        options = {name: x.numpy() for name, x in options.items()}
+    full = np.broadcast_to(np.asarray(options["mask"]), (2, 3, 2, 5, 9)).reshape(6, 2, 5, 9)
+    full = full.copy() if library == "numpy" else torch.from_numpy(full.copy())
+    one = (q.reshape(6, 2, 5, 8), k.reshape(6, 2, 9, 8), k.reshape(6, 2, 9, 8))
+    expected = cutlass_attn.attention(*one, **{**options, "mask": full}, dropout_p=0.5)
+    out = cutlass_attn.attention(q, k, k, **options, dropout_p=0.5)
+    assert (out.reshape(6, 2, 5, 8) == expected).all()

@@ -24,7 +24,7 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
 
     Nothing is copied. Where a bias or a mask repeats over some of the batch dimensions alone, so
     that no view with one batch dimension exists, the entries of the first one are calls of their
-    own, whose results are stacked unless `out` is given.
+    own, whose results are stacked unless `out` is given; with `rng_state` it is expanded instead.
 
     Raises:
         ValueError: q, k, v, out or an option has other batch dimensions, or is in an order of
@@ -32,6 +32,9 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     """
     given = {"q": q, "k": k, "v": v, **options}
     batch = tuple(q.shape[:-3])
+    if not _is_foldable(given, batch) and given.get("rng_state") is not None:
+        # Calls of their own would drop the same weights in each entry.
+        given |= {n: _expanded(x, batch) for n, x in given.items() if n in _PER_LOGIT}
     if _is_foldable(given, batch):
         result = function(**_folded(given, batch))
         parts = result if isinstance(result, tuple) else (result,)
@@ -113,6 +116,19 @@ def _check(name: str, x: Any, batch: tuple[int, ...], rest: int) -> None:
             f"{name} has shape {tuple(x.shape)}; allowed: batch dimensions {batch} as q, and then "
             f"{rest} more"
         )
+
+
+def _expanded(x: Any, batch: tuple[int, ...]) -> Any:
+    """x with all batch dimensions, if it has any and they broadcast."""
+    sizes = (*(1,) * (len(batch) + 3 - len(getattr(x, "shape", ()))), *getattr(x, "shape", ()))
+    if not 3 < len(getattr(x, "shape", ())) <= len(batch) + 3:
+        return x
+    if any(size not in (1, due) for size, due in zip(sizes, batch, strict=False)):
+        return x
+    shape = (*batch, *x.shape[-3:])
+    if isinstance(x, np.ndarray):
+        return np.ascontiguousarray(np.broadcast_to(x, shape))
+    return x.expand(shape).contiguous()
 
 
 def _viewed(name: str, x: Any, shape: tuple[int, ...]) -> Any:
