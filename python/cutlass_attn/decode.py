@@ -61,7 +61,13 @@ def _other_layout(q: Array, k_cache: Array, options: dict[str, Any]) -> str:
     """A hint for a refused call whose numbers of heads fit the other layout alone; else empty."""
     dimension = {"bshd": 2, "bhsd": 1}  # of the heads
     layout = options.get("layout", "bshd")
-    if not q.ndim == k_cache.ndim == 4 or options.get("kv_format") or layout not in dimension:
+    if (
+        not isinstance(layout, str)
+        or layout not in dimension
+        or options.get("kv_format") is not None
+    ):
+        return ""
+    if any(getattr(x, "ndim", None) != 4 for x in (q, k_cache)):
         return ""
     other = "bhsd" if layout == "bshd" else "bshd"
     (heads, kv_heads), (others, kv_others) = (
