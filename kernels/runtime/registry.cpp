@@ -31,7 +31,13 @@ struct TileSize {
   explicit TileSize(std::string const& tile) {
     std::sscanf(tile.c_str(), "%dx%dx%dc%d", &queries, &keys, &warps, &columns);
   }
-  bool is_valid() const { return queries > 0 && keys > 0 && warps > 0 && columns > 0; }
+  bool is_valid() const {
+    constexpr int kMax = 4096;  // more fit no shared memory, and TileFacts may overflow
+    for (int x : {queries, keys, warps, columns}) {
+      if (x <= 0 || x > kMax) return false;
+    }
+    return true;
+  }
   // Rows of a block's tile, and of the operand that it iterates over.
   int block_m(Op op) const { return op == Op::kBackward ? keys : queries; }
   int block_n(Op op) const { return op == Op::kBackward ? queries : keys; }

@@ -177,7 +177,7 @@ TEST(the_largest_sizes_do_not_overflow) {
   }
 }
 
-TEST(near_mask_agrees) {
+TEST(tile_mask_agrees) {
   auto const check_from = [](Problem const& p, int first, bool is_moved) {
     IntervalMask const mask = mask_of(p);
     TileMask const near =

@@ -68,6 +68,7 @@ def test_a_tile_that_surely_spills_is_not_compiled():
         ("sm80/int8_qk", 64, "64x96x4", "keys must be 32 or a multiple of 64"),
         ("sm80/int8", 64, "64x128x4", "keys must be 64"),
         ("sm80", 64, "64x64x0", "a tile is such as 64x64x4"),
+        ("sm80", 64, "64x1073741824x4", "a tile is such as 64x64x4"),
         ("sm80", 72, "64x64x4", "no variant is of sm80 at head dim 72"),
     ],
 )
