@@ -22,9 +22,10 @@ def are_several(q: Any) -> bool:
 def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     """The result of `function`, which is attention(), with the batch dimensions of q.
 
-    Nothing is copied. Where a bias or a mask repeats over some of the batch dimensions alone, so
-    that no view with one batch dimension exists, the entries of the first one are calls of their
-    own, whose results are stacked unless `out` is given; with `rng_state` it is expanded instead.
+    Where a bias or a mask repeats over some of the batch dimensions alone, so that no view with one
+    batch dimension exists, the entries of the first one are calls of their own, whose results are
+    stacked unless `out` is given. With `rng_state`, which such calls would share, the bias or mask
+    is copied for each entry instead. Nothing else is copied.
 
     Raises:
         ValueError: q, k, v, out or an option has other batch dimensions, or is in an order of
@@ -120,15 +121,15 @@ def _check(name: str, x: Any, batch: tuple[int, ...], rest: int) -> None:
 
 def _expanded(x: Any, batch: tuple[int, ...]) -> Any:
     """x with all batch dimensions, if it has any and they broadcast."""
-    sizes = (*(1,) * (len(batch) + 3 - len(getattr(x, "shape", ()))), *getattr(x, "shape", ()))
-    if not 3 < len(getattr(x, "shape", ())) <= len(batch) + 3:
+    shape = tuple(getattr(x, "shape", ()))
+    sizes = shape[:-3]
+    if not 0 < len(sizes) <= len(batch):
         return x
-    if any(size not in (1, due) for size, due in zip(sizes, batch, strict=False)):
+    if any(size not in (1, due) for size, due in zip(sizes, batch[-len(sizes) :], strict=True)):
         return x
-    shape = (*batch, *x.shape[-3:])
     if isinstance(x, np.ndarray):
-        return np.ascontiguousarray(np.broadcast_to(x, shape))
-    return x.expand(shape).contiguous()
+        return np.ascontiguousarray(np.broadcast_to(x, (*batch, *shape[-3:])))
+    return x.expand(*batch, *shape[-3:]).contiguous()
 
 
 def _viewed(name: str, x: Any, shape: tuple[int, ...]) -> Any:
