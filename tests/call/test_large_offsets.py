@@ -6,17 +6,33 @@ GPU it has to be there.
 
 import dataclasses
 import mmap
+import os
 
 import case_list
 import cases
 import cutlass_attn
 import pytest
 from cases import torch
+from cutlass_attn._build.files import locked
 
 FAR = 2**31 + 64  # elements: over 2^31, and a multiple of 16 bytes
 CASE = case_list.Case("far", "", batch=2, heads=2, heads_kv=2, seqlen_q=2, seqlen_k=2)
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
 DIMENSIONS = {"batch": 0, "head": 1, "row": 2}
+
+
+@pytest.fixture(autouse=True)
+def _one_at_a_time(tmp_path_factory):
+    """Several processes with an operand of 20 GB each would leave no GPU memory to other tests."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with locked(shared):
+        yield
+        torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("variant", cases.all_variants())

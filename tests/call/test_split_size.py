@@ -167,6 +167,7 @@ def test_latents_have_the_same_bits_in_any_batch(variant):
         return attention_decode(q[at], k, k[..., :512], used, split_size=split_size, **options)
 
     together = run(slice(None), 64)
-    torch.testing.assert_close(together, run(slice(None), 0), rtol=0, atol=4e-3)
+    ulp = torch.finfo(dtype).eps  # two roundings of nearly equal numbers differ by one at most
+    torch.testing.assert_close(together, run(slice(None), 0), rtol=ulp, atol=4e-3)
     for b in range(3):
         assert torch.equal(run(slice(b, b + 1), 64)[0], together[b])
