@@ -103,6 +103,18 @@ GRIDS = {
             op="latent",
             pages=(64,),
         ),
+        # Head dims beyond 256: docs/serving.md.
+        Grid(
+            "wide",
+            tuple(
+                Shape(batch, heads, heads // 8, 1, 8192, 512)
+                for batch in (8, 64)
+                for heads in (8, 16)
+            ),
+            baseline="cutlass_attn:contiguous",
+            op="paged",
+            pages=(64,),
+        ),
         # The cost of packing, relative to one dense call per sequence.
         Grid(
             "varlen",

@@ -49,6 +49,12 @@ BODIES, BODIES_GENERAL = 2, 1
 COPIES, COPIES_Q = 2, 3
 
 
+def merge_copies(blocks: int) -> int:
+    """cp.async of tile/merge_splits.hpp for so many m16n8 blocks of a thread: kAtOnce before the
+    loop, and one for each block that it reads."""
+    return 4 + blocks
+
+
 @dataclass(frozen=True)
 class Tile:
     """Queries, keys and warps of a block of sm80/forward.hpp, and what else determines its code."""
@@ -63,6 +69,7 @@ class Tile:
     is_int8: bool = False  # Q K^T
     is_int8_v: bool = False  # and P V
     is_fp8_v: bool = False  # or that in e4m3
+    splits_keys: bool = False
     accumulate: str = "fp32"
     score: str = field(kw_only=True)
 
@@ -188,6 +195,8 @@ class Tile:
             )
         )
         copies = COPIES_Q * load_q + COPIES * (load_k + bodies * (load_k + load_v))
+        if self.splits_keys:
+            copies += merge_copies(self.rows * self.head_dim_v // 8)
         if self.columns > 1:
             # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
             keys, dims_v = self.n // self.columns, dims_v // self.columns
@@ -419,7 +428,8 @@ class LatentTile:
             "HMMA.F16": 0,
             "LDSM": blocks * sum(self.parts) // 16,
             "LDSM.T": BODIES * blocks * slice_ // 16,
-            "LDGSTS": self.stages * copies,
+            # Splits are merged in two levels.
+            "LDGSTS": self.stages * copies + 2 * merge_copies(slice_ // 8),
         }
 
     def register_limit(self) -> int:
@@ -506,6 +516,7 @@ def tile_of(key: str, score: str) -> Tile | None:
         is_int8=kind in _INT8,
         is_int8_v=kind in _INT8_V,
         is_fp8_v=kind in _FP8_V,
+        splits_keys=kind == "split_keys",
         accumulate=_FORWARD[kind],
         score=score,
     )

@@ -34,6 +34,7 @@ struct Dropout : Option {};       // with a score that has none of its own
 struct GeneralScore : Option {};  // a backward kernel that has no other score
 struct FixedOrder : Option {};    // the additions to dQ have an order
 struct KeySplits : Option {};     // several blocks share the keys of a tile of rows
+struct OwnValues : Option {};     // for latent attention's kernel: V is not a view of K
 // K and V are stored in another type than Q: E4M3, or a token format (core/token_format.hpp).
 template <class Type_>
 struct StoredAs : Option {

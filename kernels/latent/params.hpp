@@ -7,16 +7,14 @@
 namespace cutlass_attn {
 
 // Chooses the number of splits with the least modelled latency. The unit of time is one key in a
-// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and the
-// merge in two levels: the last block of a group of splits reads their results, 32 KB each for 16
-// rows, and the last block of all reads those of the groups. The constants are fitted to an H200
-// (docs/latent.md).
+// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and what a
+// split adds to a tile: its result, 32 KB for 16 rows, is stored and merged. The constants are
+// fitted to an H200 (docs/latent.md), where 1x32768 keys take 6 us + 62 ns a key + 0.16 us a split.
 struct LatentSplits {
   static constexpr int kMaxHeadDim = 512;
   static constexpr int kMinKeys = 64;            // fewest keys of a split: two tiles
   static constexpr int kStartKeys = 30;          // start of a block: launch, Q, first tile
-  static constexpr int kLevelKeys = 20;          // from a store to the last block's read, per level
-  static constexpr int kPartKeys = 22;           // read of one result
+  static constexpr int kMergeKeys = 40;          // from a store to the last block's read
   static constexpr int kGroup = 16;              // see KeySplits::group
   static constexpr int kBlockBytes = 100 << 10;  // most shared memory of a block
 
@@ -34,8 +32,9 @@ struct LatentSplits {
       int64_t const its = cost(keys, n, tiles, blocks, device.num_sms, block_m);
       if (its < least) best = n, least = its;
     };
-    // Beyond eight splits, only numbers that fill whole waves are considered.
+    // Beyond eight splits, only powers of two and numbers that fill whole waves are considered.
     for (int64_t n = 2; n <= 8; ++n) consider(n);
+    for (int64_t n = 16; n <= most; n *= 2) consider(n);
     consider(device.num_sms / tiles);
     for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
     consider(most);
@@ -48,10 +47,8 @@ struct LatentSplits {
     int64_t const waves = (tiles * n + blocks - 1) / blocks;
     // Two blocks on one SM take 1.5 times as long per key.
     int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
-    int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
-    int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
-    int64_t const levels = n == 1 ? 0 : groups > 1 ? 2 : 1;
-    return waves * (own + kStartKeys) + levels * kLevelKeys + parts * kPartKeys * block_m / 16;
+    int64_t const result_keys = block_m == 16 ? 3 : 20;  // of one split
+    return waves * (own + kStartKeys) + (n == 1 ? 0 : kMergeKeys + n * result_keys);
   }
 };
 

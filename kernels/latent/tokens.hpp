@@ -99,7 +99,7 @@ struct LatentTokens {
     row = nullptr;
     CUTE_UNROLL
     for (int i = 0; i < kOwn; ++i) scales[i] = 0.0f;  // zeros times NaN would be NaN
-    if (lane >= kLanes || j >= source.seqlen_k) return;
+    if (lane >= kLanes || !source.keys.contains(j)) return;
     int const at = source.list(j);
     if (at < 0) return;
     int const page = p.kv.has_pages() ? by_page(at) : 0;

@@ -158,7 +158,11 @@ struct Forward {
     // opaque: without it, the compiler keeps the thread's place in registers through the loop.
     Place const place{opaque(Arch::thread())};
     if constexpr (kSplitsKeys) {
-      SplitMerge<Config, Arch, Result<Config, Score, Arch>> const splits{params.splits, place};
+      // Q, K and V, but for a ticket. block is read after the merge.
+      constexpr int kTicketBytes = 128,
+                    kTiles = sizeof(shared.q) + sizeof(shared.k) + sizeof(shared.v);
+      SplitMerge<Config, Arch, Result<Config, Score, Arch>, kTiles - kTicketBytes> const splits{
+          params.splits, place, smem + kTicketBytes};
       if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
     }
     if constexpr (Config::kIsInt8 && Score::kIsIdentity) {

@@ -25,6 +25,8 @@
 //
 //                 slice full | S of own columns -> buffer n % 2 | rows | sum of all -> P -> O
 //
+//   Own values: with::OwnValues is for V that is a tensor of its own, in heads of more columns than
+//               the registers of one warp can hold. A stage has a slice of V beside that of K.
 //   Conversion: for an 8-bit cache (Stored: a format of core/token_format.hpp) the stages hold the
 //               bytes of tokens. Between two barriers of the warps of a slice, each warp converts
 //               its rows of a stage to the one tile that is computed.
@@ -53,7 +55,10 @@ namespace cutlass_attn::sm80 {
 template <class Element, class Shape, class... Options>
 struct Latent {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
-  static_assert(Traits::template are_among<with::StoredAs<DsMla>, with::StoredAs<DsMlaV4>>);
+  static_assert(Traits::template are_among<with::OwnValues, with::StoredAs<E4M3>,
+                                           with::StoredAs<DsMla>, with::StoredAs<DsMlaV4>>);
+  static constexpr bool kHasOwnValues = Traits::template has<with::OwnValues>;
+  static constexpr bool kIsFp8 = Traits::kIsFp8;
   using Stored = typename Traits::Kv;
   using Params = LatentParams;
   static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
@@ -66,15 +71,16 @@ struct Latent {
   static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of K beyond V
   static constexpr bool kHasTail = kTail > 0;
   static constexpr int kWarpKeys = kBlockN / kWarpsM;  // rows of a tile that a warp copies
-  static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
+  static constexpr bool kConverts = !std::is_same_v<Stored, Element> && !kIsFp8;
+  static_assert(kHasOwnValues || !kIsFp8);
   static_assert(kBlockM == 16 * kWarpsM && kBlockN % kWarpsM == 0);
   static_assert(kWarpsD == 2 || kWarpsD == 4);
   static_assert(kSlice % 64 == 0 && kTail % 16 == 0);
 
   // A warp processes its rows and its slice like a block of one warp.
-  struct SliceConfig
-      : Config<
-            cutlass_attn::Traits<Element, TileShape<kSlice, kSlice, 16, kBlockN, 1>, with::Pages>> {
+  using SliceShape = TileShape<kSlice, kSlice, 16, kBlockN, 1>;
+  using SliceStored = with::StoredAs<std::conditional_t<kIsFp8, E4M3, Element>>;
+  struct SliceConfig : Config<cutlass_attn::Traits<Element, SliceShape, with::Pages, SliceStored>> {
     template <class Score>
     static constexpr int key_block() {
       return kBlockN;
@@ -95,10 +101,16 @@ struct Latent {
     using Place = FragmentPlace<kWarpsM, kWarpsD>;
   };
 
-  struct Stage {
+  struct LatentStage {
     alignas(128) char slice[TileSlice::kBytes];
     alignas(128) char tail[kHasTail ? TileTail::kBytes : 128];
   };
+  struct KeyAndValueStage {
+    alignas(128) char slice[TileSlice::kBytes];
+    alignas(128) char tail[TileSlice::kBytes];  // of V
+  };
+  using Stage = std::conditional_t<kHasOwnValues, KeyAndValueStage, LatentStage>;
+  static_assert(!kHasOwnValues || (!kHasTail && !kConverts));
   struct alignas(16) Quad {  // of an m16n8 block
     float values[4];
   };
@@ -112,7 +124,7 @@ struct Latent {
       (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048 - (kConverts ? kTileBytes : 0)) /
       kStageBytes;
   static_assert(kStages >= 2);
-  using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
+  using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Stored>>;
 
   // State of a block. In shared memory, because the main loop is short of registers: in registers,
   // tiles of 64 rows would have 160 bytes of local memory.
@@ -120,13 +132,19 @@ struct Latent {
     Coord tile;
     TileRange range;  // tiles of keys, in keys
     TileMask interval;
-    Source source;
+    Source source;  // of K, and of V if it is a view of K
+  };
+  struct NoValues {};
+  struct Values {
+    Source source_of_values;
+    typename Source::Row value_rows[kWarpsM][kWarpsD][kWarpKeys];
   };
   struct NoTokens {};
   struct TokenStages {
     Tokens tokens[kStages];
   };
-  struct Shared : std::conditional_t<kConverts, TokenStages, NoTokens> {
+  struct Shared : std::conditional_t<kConverts, TokenStages, NoTokens>,
+                  std::conditional_t<kHasOwnValues, Values, NoValues> {
     Stage stages[kWarpsD][kConverts ? 1 : kStages];
     PartialSums sums[2];
     typename Source::Row rows[kWarpsM][kWarpsD][kWarpKeys];  // addresses of the next tile
@@ -149,7 +167,8 @@ struct Latent {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     if (Arch::thread() == 0) {
-      shared.block = {tile, all.in_keys(kN), mask.tile_mask(tile.q_begin), {p, tile, lens}};
+      shared.block = {tile, all.in_keys(kN), mask.tile_mask(tile.q_begin), {p, p.k, tile, mask}};
+      if constexpr (kHasOwnValues) shared.source_of_values = {p, p.v, tile, mask};
     }
     Arch::sync();  // block full
 
@@ -158,13 +177,24 @@ struct Latent {
     warp.run(own.begin * kN, own.end * kN);
     if (params.splits.count > 1) {
       typename MergeConfig::Place const place{Arch::thread()};
-      SplitMerge<MergeConfig, Arch, Result<Score, Arch>> const merge{params.splits, place};
+      auto& stages = stages_of(shared);
+      SplitMerge<MergeConfig, Arch, Result<Score, Arch>, sizeof(stages)> const merge{
+          params.splits, place, reinterpret_cast<char*>(&stages)};
       if (!merge.run_in_groups(warp.result, shared.ticket)) return;
     }
     warp.finish();
   }
 
  private:
+  // What copies go to.
+  CUTE_DEVICE static auto& stages_of(Shared& shared) {
+    if constexpr (kConverts) {
+      return shared.tokens;
+    } else {
+      return shared.stages;
+    }
+  }
+
   // O of a warp's slice, and the softmax state of its rows, which is equal in all warps of a row.
   template <class Score, class Arch>
   struct Result {
@@ -188,9 +218,11 @@ struct Latent {
     FragmentScores<Arch, Score, Place, kRows, false, Coord> const scores;
     float const log2_scale;
     using Tail = std::conditional_t<kHasTail, TileTail, void>;
-    std::conditional_t<kConverts, LatentTokens<Element, Tokens, TileSlice, Tail, kWarpKeys, Arch>,
-                       LatentRows<Element, TileSlice, Tail, kWarpKeys, Arch>>
-        gather;
+    using Gather = std::conditional_t<
+        kConverts, LatentTokens<Element, Tokens, TileSlice, Tail, kWarpKeys, Arch>,
+        std::conditional_t<kHasOwnValues, KeyAndValueRows<Stored, TileSlice, kWarpKeys, Arch>,
+                           LatentRows<Element, TileSlice, Tail, kWarpKeys, Arch>>>;
+    Gather gather;
     Address const stages = Arch::smem_address(shared.stages[d]);
     typename SliceStep::Q q_slice;
     uint32_t q_tail[kHasTail ? kTail / 16 : 1][1][4];
@@ -208,13 +240,7 @@ struct Latent {
                  range,
                  shared.block.interval},
           log2_scale(scores.score.log2_scale()),
-          gather{p,
-                 params.by_page,
-                 lane,
-                 m * kWarpKeys,
-                 shared.rows[m][d],
-                 {d, slice, tail},
-                 shared.block.source} {}
+          gather(gather_of(params.by_page)) {}
 
     // Processes the tiles of keys [first, last).
     CUTE_DEVICE void run(int first, int last) {
@@ -262,21 +288,58 @@ struct Latent {
         float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
                                         result.softmax.rows[i], 1.0f, writes_lse) *
                              SliceConfig::pv_factor(p, tile.head_kv);
-        Element* const target = tile.template row_of<Element>(p.o, at);
-        CUTE_UNROLL
-        for (int n = 0; n < kSlice / 8; n += 4) {
-          uint32_t words[4];
-          CUTE_UNROLL
-          for (int b = 0; b < 4; ++b) {
-            int const j = 2 * (n + b);
-            words[b] = Arch::template pack<Element>(o(i, j) * factor, o(i, j + 1) * factor);
-          }
-          store_columns<Arch>(target, words, slice / 8 + n, p.head_dim_v, is_row, lane);
-        }
+        store_row(tile.template row_of<Element>(p.o, at), o, i, factor, is_row);
       }
     }
 
    private:
+    // Stores this warp's columns of row i.
+    template <class O>
+    CUTE_DEVICE void store_row(Element* target, O const& o, int i, float factor,
+                               bool is_row) const {
+      auto const pair = [&](int first, int second) {
+        return Arch::template pack<Element>(o(i, first) * factor, o(i, second) * factor);
+      };
+      if constexpr (kIsFp8) {
+        // Of every 16 columns, a thread has four neighbouring ones (o_column()).
+        CUTE_UNROLL
+        for (int j = 0; j < kSlice / 4; j += 4) {
+          int const column = slice + SliceStep::o_column(Place{Arch::thread()}, j);
+          if (!is_row || column >= p.head_dim_v) continue;
+          auto* const words = reinterpret_cast<uint32_t*>(target + column);
+          words[0] = pair(j, j + 2);
+          words[1] = pair(j + 1, j + 3);
+        }
+      } else {
+        CUTE_UNROLL
+        for (int n = 0; n < kSlice / 8; n += 4) {
+          uint32_t words[4];
+          CUTE_UNROLL
+          for (int b = 0; b < 4; ++b) words[b] = pair(2 * (n + b), 2 * (n + b) + 1);
+          store_columns<Arch>(target, words, slice / 8 + n, p.head_dim_v, is_row, lane);
+        }
+      }
+    }
+    CUTE_DEVICE Gather gather_of(FastDivisor by_page) const {
+      int const begin = m * kWarpKeys;
+      auto* const rows = shared.rows[m][d];
+      LatentColumns const columns{d, slice, tail, p.head_dim};
+      if constexpr (kHasOwnValues) {
+        return {{p, p.k, by_page, lane, begin, rows, columns, shared.block.source},
+                {p,
+                 p.v,
+                 by_page,
+                 lane,
+                 begin,
+                 shared.value_rows[m][d],
+                 {d, slice, tail, p.head_dim_v},
+                 shared.source_of_values}};
+      } else if constexpr (kConverts) {
+        return {p, by_page, lane, begin, rows, columns, shared.block.source};
+      } else {
+        return {p, p.k, by_page, lane, begin, rows, columns, shared.block.source};
+      }
+    }
     CUTE_DEVICE Address slice_of(int stage) const {
       return kConverts ? stages : stages + stage * int(sizeof(Stage));
     }
@@ -336,7 +399,9 @@ struct Latent {
         Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
         CUTE_UNROLL
         for (int k = 0; k < 2 * kSteps; ++k) {
-          int const column = begin + k * 8 + lane % 4 * 2;
+          // In 8 bits a thread has four columns of K in a row (tile/products_fp8.hpp).
+          int const column =
+              begin + (kIsFp8 ? k / 2 * 16 + lane % 4 * 4 + k % 2 * 2 : k * 8 + lane % 4 * 2);
           q[k / 2][0][i + k % 2 * 2] =
               is_row && column < p.head_dim ? *reinterpret_cast<uint32_t const*>(from + column) : 0;
         }
@@ -404,6 +469,8 @@ struct Latent {
     CUTE_DEVICE void step(S& s, int key, int stage, IsFull is_full) {
       scores.apply(as_rows(s), key, is_full);
       if (p.kv.indices) mask_absent(stage, s);
+      VisibleKeys<Arch, kN> visible;
+      if (Score::kIsGeneral && p.mask.elements.data) visible.find(as_rows(s));
       S weights = s;
       typename SliceStep::P weights_16;
       bool const ok = result.softmax.softmax_weights(as_rows(weights), log2_scale);
@@ -414,9 +481,14 @@ struct Latent {
       }
       result.softmax.add_sums();
       typename SliceStep::Words v_first;
-      auto const v_rows = SliceStep::v_rows(slice_of(stage), lane);
+      auto const v_tile = kHasOwnValues ? tail_of(stage) : slice_of(stage);
+      auto const v_rows = SliceStep::v_rows(v_tile, lane);
       SliceStep::load_v(v_rows, 0, v_first);
-      SliceStep::pv(weights_16, v_rows, 0, v_first, result.acc_o);
+      if constexpr (Score::kIsGeneral) {
+        SliceStep::pv(weights_16, v_rows, 0, v_first, result.acc_o, visible);
+      } else {
+        SliceStep::pv(weights_16, v_rows, 0, v_first, result.acc_o);
+      }
     }
   };
 };

@@ -68,7 +68,7 @@ struct Latent {
                       own.begin * kBlockN,
                       own.end * kBlockN,
                       mask.tile_mask(tile.q_begin),
-                      {p, tile, lens}};
+                      {p, p.k, tile, mask}};
       init_barriers<Arch>(shared);
     }
     Arch::sync();  // block full, barriers initialised

@@ -70,7 +70,8 @@ struct LatentOutput {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
     if (params.splits.count > 1) {
-      SplitMerge<MergeConfig, Threads, Result> const merge{params.splits, place};
+      SplitMerge<MergeConfig, Threads, Result, sizeof(Config::Tiles::k)> const merge{
+          params.splits, place, shared.k[0]};
       if (!merge.run_in_groups(result, shared.ticket)) return;
     }
     finish(place);

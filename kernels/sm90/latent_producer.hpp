@@ -21,7 +21,7 @@ struct LatentProducer {
 
   CUTE_DEVICE void run() const {
     Problem const& p = params.problem;
-    Rows rows{p, params.by_page, lane, 0, shared.addresses[warp], {}, shared.block.source};
+    Rows rows{p, p.k, params.by_page, lane, 0, shared.addresses[warp], {}, shared.block.source};
     int32_t const& last = shared.block.last;  // read again: a copy would take a register
     int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
     Ring<kStages> ring;

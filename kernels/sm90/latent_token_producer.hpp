@@ -26,8 +26,9 @@ struct LatentTokenProducer {
 
   CUTE_DEVICE void run() const {
     Tokens& tokens = shared.tokens[warp];
-    Rows rows{params.problem,     params.by_page, lane, 0, shared.addresses[warp], {},
-              shared.block.source};
+    Rows rows{
+        params.problem,     params.problem.k, params.by_page, lane, 0, shared.addresses[warp], {},
+        shared.block.source};
     int32_t const& last = shared.block.last;  // read again: a copy would take a register
     int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
     Ring<kStages> ring;

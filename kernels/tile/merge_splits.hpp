@@ -10,12 +10,18 @@ namespace cutlass_attn {
 
 // Thread t of the last block has the rows and columns of thread t of every other block. So
 // fragments of O go through global memory unchanged, in vectors of 16 bytes that neighbouring
-// threads write to neighbouring addresses. Out has acc_o and softmax, as
-// Result of sm80/operands.hpp.
-template <class Config, class Arch, class Out>
+// threads write to neighbouring addresses. Out has acc_o and softmax, as Result of
+// sm80/operands.hpp.
+//
+// The last block reads them through a ring of kBufferBytes of shared memory, which the main loop no
+// longer uses. Each thread waits for its own copies alone. One result at a time in registers would
+// take the latency of L2 for each.
+template <class Config, class Arch, class Out, int kBufferBytes>
 struct SplitMerge {
   static constexpr int64_t kFloats = KeySplits::partial_floats(Config::kBlockM, Config::kHeadDimV);
   static constexpr int kRows = Config::kRows;
+  static constexpr int kColumns = Config::kWarpColumns / 8;
+  static constexpr int kBlocks = Config::kRowBlocks * kColumns;  // m16n8, of a thread
 
   struct alignas(16) Quad {  // of an m16n8 block: two columns of two rows
     float values[4];
@@ -23,11 +29,12 @@ struct SplitMerge {
 
   KeySplits const& splits;
   typename Config::Place const& place;
+  char* const buffer;
   int const unit = splits.unit(Arch::block());
 
   // Stores this block's result. Returns true in the last block of its tile of rows, which then has
   // the result of all blocks, merged in key order. ticket: shared memory that the main loop no
-  // longer uses.
+  // longer uses, and that is not in the buffer.
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
     store(partial(splits.split(Arch::block())), out);
     if (!splits.template is_last<Arch>(unit, ticket)) return false;
@@ -66,24 +73,22 @@ struct SplitMerge {
     return reinterpret_cast<SoftmaxRow*>(states) + place.row(i);
   }
 
-  // Calls visit(m, d, quad) for the m16n8 blocks of a thread.
-  template <class Visit>
-  CUTE_DEVICE void for_quads(float* partial, Visit&& visit) const {
-    constexpr int kColumns = Config::kWarpColumns / 8;
-    CUTE_UNROLL
-    for (int m = 0; m < Config::kRowBlocks; ++m) {
-      CUTE_UNROLL
-      for (int d = 0; d < kColumns; ++d) {
-        visit(m, d, quads(partial)[(m * kColumns + d) * Config::kThreads]);
-      }
-    }
+  // The ring: kStages times kAtOnce m16n8 blocks of each thread.
+  static constexpr int kAtOnce = 4, kCopies = kBlocks / kAtOnce;  // of a result
+  static constexpr int kStageBytes = kAtOnce * Config::kThreads * int(sizeof(Quad));
+  static constexpr int kStages = kBufferBytes / kStageBytes < 12 ? kBufferBytes / kStageBytes : 12;
+  static_assert(kBlocks % kAtOnce == 0 && kStages >= 2);
+
+  CUTE_DEVICE Quad* stage(int i) const {
+    return reinterpret_cast<Quad*>(buffer + i * kStageBytes) + place.thread;
   }
 
   CUTE_DEVICE void store(float* partial, Out const& out) const {
-    for_quads(partial, [&](int m, int d, Quad& quad) {
-      auto const& o = out.acc_o.block(m, d);
-      quad = {{o[0], o[1], o[2], o[3]}};
-    });
+    CUTE_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      auto const& o = out.acc_o.block(b / kColumns, b % kColumns);
+      quads(partial)[b * Config::kThreads] = {{o[0], o[1], o[2], o[3]}};
+    }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       if (place.warp_n() == 0 && place.column(0) == 0) *row(partial, i) = out.softmax.rows[i];
@@ -93,23 +98,55 @@ struct SplitMerge {
   // Merges `count` results, every step-th from split `first` on.
   CUTE_DEVICE void merge(Out& out, int first, int step, int count) const {
     int const end = first + step * count;
+    int next = first, next_copy = 0, to = 0;  // the next blocks to copy, and their stage
+    auto const copy = [&] {
+      if (next < end) {
+        Quad const* const from = quads(partial(next)) + next_copy * (kAtOnce * Config::kThreads);
+        auto const target = Arch::smem_address(stage(to));
+        CUTE_UNROLL
+        for (int b = 0; b < kAtOnce; ++b) {
+          Arch::cp_async(target + b * Config::kThreads * int(sizeof(Quad)),
+                         from + b * Config::kThreads, true);
+        }
+      }
+      Arch::cp_async_commit_group();
+      to = to == kStages - 1 ? 0 : to + 1;
+      next_copy = next_copy == kCopies - 1 ? 0 : next_copy + 1;
+      if (next_copy == 0) next += step;
+    };
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kStages - 1; ++i) copy();
+
     SoftmaxRow(&rows)[kRows] = out.softmax.rows;
     for (int i = 0; i < kRows; ++i) rows[i] = {};
+#pragma unroll 8
     for (int n = first; n < end; n += step) {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].max = fmaxf(rows[i].max, row(partial(n), i)->max);
     }
     // The row max is known, so no part waits for another.
     clear(out.acc_o);
+    int at = 0;
+    CUTE_NO_UNROLL
     for (int n = first; n < end; n += step) {
       float factors[kRows];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].merge(*row(partial(n), i), 1.0f, factors[i]);
-      for_quads(partial(n), [&](int m, int d, Quad const& quad) {
-        auto& o = out.acc_o.block(m, d);
+      CUTE_UNROLL
+      for (int c = 0; c < kCopies; ++c) {
+        Arch::template cp_async_wait_group<kStages - 2>();
+        Quad const* const from = stage(at);
         CUTE_UNROLL
-        for (int e = 0; e < 4; ++e) o[e] = fmaf(quad.values[e], factors[2 * m + e / 2], o[e]);
-      });
+        for (int b = 0; b < kAtOnce; ++b) {
+          int const m = (c * kAtOnce + b) / kColumns, d = (c * kAtOnce + b) % kColumns;
+          Quad const quad = from[b * Config::kThreads];
+          auto& o = out.acc_o.block(m, d);
+          CUTE_UNROLL
+          for (int e = 0; e < 4; ++e) o[e] = fmaf(quad.values[e], factors[2 * m + e / 2], o[e]);
+        }
+        at = at == kStages - 1 ? 0 : at + 1;
+        copy();  // to the stage that was read before this one
+      }
     }
   }
 };

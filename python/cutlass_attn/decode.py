@@ -247,7 +247,8 @@ def attention_decode(
             ``j + rotary_dim / 2``.
         cache_batch_idx: (B,) int32: the cache entry of each sequence; the cache may have more than
             B entries. Not with ``block_table``.
-        cache_leftpad: (B,) int32: number of keys at the beginning of each sequence to mask.
+        cache_leftpad: (B,) int32: number of keys at the beginning of each sequence to mask; from 0
+            to the number of keys, which is checked where it is on the host.
         tree_mask: (B, Sq, Sq) bool, for speculative decoding: True where a query sees one of the
             last Sq keys. It sees all keys before these. Applies on top of the other masks.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key. The
@@ -345,6 +346,9 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
     _check("cache_leftpad", leftpad, (batch,), "int32", like=q)
     _check("tree_mask", tree_mask, (batch, seqlen_q, seqlen_q), "bool", like=q)
     is_numpy = isinstance(q, np.ndarray)
+    lengths = options["cache_seqlens"] + (0 if k_new is None else k_new.shape[1])
+    if leftpad is not None:
+        _check_leftpad(leftpad, lengths)
     rows = pages * k_cache.shape[1]
     keys: Any
     if is_numpy:
@@ -357,7 +361,6 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
     if leftpad is not None:
         visible = (keys >= leftpad[:, None])[:, None, None]
     if tree_mask is not None:
-        lengths = options["cache_seqlens"] + (0 if k_new is None else k_new.shape[1])
         new = keys - (lengths - seqlen_q)[:, None]  # number of the key among the last ones
         at = new.clip(0, max(seqlen_q - 1, 0))[:, None]
         if is_numpy:
@@ -366,6 +369,20 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
             seen = tree_mask.gather(2, at.long().expand(batch, seqlen_q, rows))
         visible = visible & (seen | (new < 0)[:, None])[:, None]
     return visible
+
+
+def _check_leftpad(leftpad: Array, lengths: Array) -> None:
+    """Raises ValueError for a number out of range, if the numbers are on the host."""
+    if not isinstance(leftpad, np.ndarray):
+        import torch
+
+        if leftpad.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+    for b, (pad, length) in enumerate(zip(leftpad.tolist(), lengths.tolist(), strict=True)):
+        if not 0 <= pad <= length:
+            raise ValueError(
+                f"cache_leftpad[{b}] is {pad}, allowed: 0 to {length}, the keys of that sequence"
+            )
 
 
 def layout_of(options: dict[str, Any], default: str = "bshd") -> str:

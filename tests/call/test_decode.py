@@ -444,6 +444,12 @@ def new(**options):
         (lambda: call(tree_mask=torch.ones(2, 1, 1)), ValueError, "tree_mask must be bool"),
         (lambda: call(tree_mask=[True]), TypeError, "tree_mask must be a torch tensor or a numpy"),
         (lambda: call(cache_leftpad=TABLE), ValueError, r"cache_leftpad must have shape \(2,\)"),
+        (
+            lambda: call(cache_leftpad=int32([0, -1])),
+            ValueError,
+            r"cache_leftpad\[1\] is -1, allowed: 0 to \d+, the keys of that sequence",
+        ),
+        (lambda: call(cache_leftpad=int32([99, 0])), ValueError, r"cache_leftpad\[0\] is 99"),
         (lambda: call(num_splits=-1), ValueError, "num_splits is -1, allowed: 0 to 2147483647"),
         (lambda: call(num_splits=1.5), TypeError, "num_splits must be an int, got 1.5"),
         (lambda: call(causal="no"), TypeError, "causal must be True or False"),

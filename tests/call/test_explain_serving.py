@@ -73,11 +73,11 @@ def test_splits_of_pages(device, page, splits):
 # (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
 LATENT = [
     ("sm_90", (16, 16, 8192, 512), "sm80/latent", 16),
-    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 132),
+    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 128),
     ("sm_90", (128, 16, 4096, 512), "sm80/latent", 2),
     ("sm_90", (128, 128, 4096, 512), "sm90/latent", 1),
     ("sm_90", (16, 33, 8192, 512), "sm90/latent", 8),
-    ("sm_90", (1, 32, 32768, 512), "sm80/latent", 132),
+    ("sm_90", (1, 32, 32768, 512), "sm80/latent", 66),
     ("sm_89", (16, 16, 8192, 512), "sm80/latent", 8),
     ("sm_89", (16, 32, 8192, 512), "sm80/latent", 4),
     ("sm_89", (2, 33, 100, 512), "sm80/latent_64", 1),
@@ -98,6 +98,30 @@ def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
     # V elsewhere, or other columns of K.
     for v in (torch.empty_like(cache)[..., :columns], cache[..., 576 - columns :]):
         assert explain(q, cache, v, **given).chosen.kernel == "scalar/minimal"
+
+
+@pytest.mark.parametrize(
+    ("device", "cache", "queries", "options", "kernel"),
+    [
+        ("sm_90", torch.bfloat16, 1, {}, "sm80/wide"),
+        ("sm_90", torch.bfloat16, 4, {"window": (500, 0), "softcap": 30.0}, "sm80/wide"),
+        ("sm_89", torch.bfloat16, 5, {"attention_chunk": 100}, "sm80/wide_64"),
+        ("sm_89", torch.float8_e4m3fn, 5, {}, "sm89/wide_fp8"),
+        ("sm_80", torch.float8_e4m3fn, 1, {}, "sm80/wide_fp8"),
+    ],
+)
+@pytest.mark.parametrize("columns", [264, 512])
+def test_which_kernel_runs_head_dims_beyond_256(device, cache, queries, options, kernel, columns):
+    columns = -(-columns // 16) * 16 if cache == torch.float8_e4m3fn else columns
+    q = torch.empty(8, queries, 16, columns, device="meta", dtype=torch.bfloat16)
+    k, v = (torch.empty(512, 16, 2, columns, device="meta", dtype=cache) for _ in range(2))
+    table = torch.empty(8, 64, device="meta", dtype=torch.int32)
+    lengths = torch.empty(8, device="meta", dtype=torch.int32)
+    given = {"cache_seqlens": lengths, "block_table": table, "device": device, **options}
+    chosen = explain(q, k, v, **given).chosen
+    if chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert chosen.kernel == kernel
 
 
 # (head dim, heads, rows), and what an H200 runs, not causal and causal: the fastest there, or next

@@ -30,7 +30,7 @@ def _one_at_a_time(tmp_path_factory):
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    with locked(shared):
+    with locked(shared / "far_operand"):
         yield
         torch.cuda.empty_cache()
 

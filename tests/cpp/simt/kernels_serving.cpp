@@ -9,6 +9,7 @@
 #include "simt/pages.hpp"
 #include "sm80/decode.hpp"
 #include "sm80/forward.hpp"
+#include "sm80/latent.hpp"
 
 using namespace cutlass_attn;
 using packed::Paged;
@@ -164,9 +165,17 @@ std::vector<KernelUnderTest> kernels_under_test() {
                             &run_paged<PagedForwardFp8, PagedFp8>};
   KernelUnderTest alibi{"sm80/paged/f16/d64/64x64x4, ALiBi, pages last to first", DType::kFloat16,
                         &run_paged<PagedForward, Paged, Score<Alibi>, Score<Softcap, Alibi>>};
+  using Wide = sm80::Latent<Half, TileShape<512, 512, 16, 16, 1, 4>, with::OwnValues>;
+  using WideFp8 =
+      sm80::Latent<Half, TileShape<512, 512, 16, 32, 1, 4>, with::OwnValues, with::StoredAs<E4M3>>;
+  KernelUnderTest wide{"sm80/wide/f16/d512/16x16x1c4, columns divided, pages", DType::kFloat16,
+                       &run_split<Wide>};
+  KernelUnderTest wide_fp8{"sm80/wide_fp8/f16/d512/16x32x1c4, columns divided, converted",
+                           DType::kFloat16, &run_split<WideFp8, PagedFp8>};
+  wide.head_dim = wide_fp8.head_dim = 512;
   alibi.has_alibi = true;
-  decode.is_decode = decode_fp8.is_decode = true;
-  decode_fp8.fp8_kv = paged_fp8.fp8_kv = true;
+  decode.is_decode = decode_fp8.is_decode = wide.is_decode = wide_fp8.is_decode = true;
+  decode_fp8.fp8_kv = paged_fp8.fp8_kv = wide_fp8.fp8_kv = true;
   return {decode,
           {"sm80/varlen/f16/d64/64x64x4, packed", DType::kFloat16, &run_packed<Varlen>},
           {"sm80/varlen/f16/d64/64x64x4, padded", DType::kFloat16, &run_padded<Varlen>},
@@ -175,5 +184,7 @@ std::vector<KernelUnderTest> kernels_under_test() {
            &run_split<SplitKeys, Dense, SoftcapScore>},
           decode_fp8,
           paged_fp8,
-          alibi};
+          alibi,
+          wide,
+          wide_fp8};
 }
