@@ -34,6 +34,7 @@ class Value:
     options: tuple[str, ...] = ()  # options that it implements
     needs: tuple[str, ...] = ()  # options that a call must use
     terms: tuple[str, ...] = ()  # terms in addition to its family's
+    covers: tuple[str, ...] = ()  # terms of its family that are part of its own
 
 
 # The axes in the order of their words in a kernel's name. The first value of each is the default.
@@ -68,21 +69,25 @@ AXES: dict[str, dict[str | bool, Value]] = {
     },
     "latent": {
         False: Value(),
-        True: Value("latent", options=("latent_kv",), needs=("latent_kv",)),
+        True: Value(options=("latent_kv",), needs=("latent_kv",)),
     },
     "bias": {
         False: Value(),
         True: Value("bias", "with::Bias", "Bias", needs=("bias",), terms=("bias",)),
-        "pairs": Value("with_bias", needs=("bias",), terms=("pairbias",)),
+        "pairs": Value("bias", needs=("bias",), terms=("pairbias",)),
     },
     "mask": {
         False: Value(),
-        True: Value("mask", "with::Mask", "Mask", needs=("mask",), terms=("mask",)),
+        True: Value(  # chunks are part of the mask's map
+            "mask", "with::Mask", "Mask", needs=("mask",), terms=("mask",), covers=("chunk",)
+        ),
         "pairs": Value("mask", needs=("mask",), terms=("pairmask",)),
     },
     "bias_grad": {
         False: Value(),
-        True: Value("bias", "with::BiasGrad", "Grad", options=("bias_grad",), needs=("bias_grad",)),
+        True: Value(
+            "bias_grad", "with::BiasGrad", "Grad", options=("bias_grad",), needs=("bias_grad",)
+        ),
     },
     "dropout": {
         False: Value(),
@@ -142,6 +147,10 @@ class Settings:
         return re.sub(r"\B([A-Z])", r"_\1", code).lower().removeprefix("attention_")
 
     @property
+    def is_backward(self) -> bool:
+        return self.class_name.startswith("backward")
+
+    @property
     def values(self) -> list[Value]:
         return [AXES[axis][value] for axis, value in self.axes.items()]
 
@@ -152,7 +161,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
     scores = _scores(settings, all_scores, needs, where)
     settings.axes["general"] = list(scores) == ["general"]
     is_cuda = bool(settings.type)
-    op = "backward" if settings.class_name.startswith("backward") else "forward"
+    op = "backward" if settings.is_backward else "forward"
     _check_placeholders("params", settings.params, list(AXES), where)
     alignment = _alignment(settings, op)
     arch = _arch(settings)
@@ -197,6 +206,8 @@ def _scores(
     terms = [*settings.terms, *(term for value in settings.values for term in value.terms)]
     for term in terms:
         choose(term, TERMS, "terms", where)
+    covered = {term for value in settings.values for term in value.covers}
+    terms = [term for term in terms if term not in covered]
     if terms:
         all_scores = compositions(terms, list(needs))
     for score in settings.scores:
@@ -276,7 +287,11 @@ def _name(settings: Settings, arch: str) -> str:
     """Such as sm80/paged_general: the tensor cores' arch or the namespace, then class and axes."""
     is_of_arch = settings.namespace in {f"sm{arch.rstrip('a')}" for arch in ARCHS}
     folder = f"sm{arch.rstrip('a')}" if is_of_arch else settings.namespace
-    parts = [AXES[axis][value].name for axis, value in settings.axes.items()]
+    words = {axis: AXES[axis][value].name for axis, value in settings.axes.items()}
+    # A backward kernel that reads the bias is "with_bias", unless it also has the bias' gradient.
+    if settings.is_backward and settings.axes["bias"]:
+        words["bias"] = "" if settings.axes["bias_grad"] else "with_bias"
+    parts = list(words.values())
     stem = settings.stem or settings.class_name
     if stem not in ("forward", *parts):
         parts.insert(0, stem)

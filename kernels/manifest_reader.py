@@ -57,7 +57,7 @@ class RowSettings:
 KERNEL_ENTRIES = {name: value for name, value in vars(Settings()).items() if name != "axes"}
 ROW_ENTRIES = vars(RowSettings())
 AXIS_ENTRIES = [axis for axis in AXES if axis != "general"]
-SHARED_ROW_ENTRIES = ("dtypes", "tier")
+SHARED_ROW_ENTRIES = ("dtypes", "tier", "simt")
 OF_TERMS = ("terms", "core_scores")  # in place of `scores`
 
 
@@ -109,27 +109,40 @@ def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:
     where = f"[family.{name}]"
     _check_type("it", family, dict, where)
     shared = dict(family)
-    kernels = _tables(shared, "kernel", where)
+    kernels = _tables(shared, "kernels", where) or [{}]
+    shared_rows = _tables(shared, "rows", where)
     allowed = [*KERNEL_ENTRIES, *AXIS_ENTRIES, *SHARED_ROW_ENTRIES]
     _check_names(shared, [entry for entry in allowed if entry != "name"], where)
+    if shared_rows and all("rows" in own for own in kernels):
+        raise ManifestError(f"{where}: rows is given, and every kernel has its own")
     rows: list[Row] = []
     for number, own in enumerate(kernels, start=1):
         here = f"{where} kernel {number}"
-        entries = _tables(own, "rows", here)
+        own_rows = _tables(own, "rows", here)
         _check_names(own, allowed, here)
         replaced = OF_TERMS if "scores" in own else ()
         table = {entry: value for entry, value in shared.items() if entry not in replaced} | own
         kernel = kernel_of(_settings(table, here), scores, here)
-        of_rows = {entry: table[entry] for entry in SHARED_ROW_ENTRIES if entry in table}
+        of_family, of_kernel = _of_rows(shared), _of_rows(own)
+        entries = [of_family | of_kernel | entry for entry in own_rows]
+        entries = entries or [of_family | entry | of_kernel for entry in shared_rows]
+        if not entries:
+            raise ManifestError(f"{here}: rows is missing, in the kernel and in its family")
         for index, entry in enumerate(entries, start=1):
             _check_names(entry, list(ROW_ENTRIES), f"{where} {kernel.name} row {index}")
-            rows += _rows(kernel, of_rows | entry, f"{where} {kernel.name} row {index}")
+            rows += _rows(kernel, entry, f"{where} {kernel.name} row {index}")
     return rows
 
 
+def _of_rows(table: dict[str, Any]) -> dict[str, Any]:
+    return {entry: table[entry] for entry in SHARED_ROW_ENTRIES if entry in table}
+
+
 def _tables(table: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    """Removes and returns the tables of an array, copied."""
-    tables = table.pop(name, [])
+    """Removes and returns the tables of an array, copied; none if it is absent."""
+    if name not in table:
+        return []
+    tables = table.pop(name)
     _check_type(name, tables, list, where)
     if not tables:
         raise ManifestError(f"{where}: {name} must name at least one")

@@ -15,8 +15,6 @@ scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
 [family.fast]
 type = "fast::Forward"
 scores = ["identity"]
-
-[[family.fast.kernel]]
 rows = [
   { tile = "128x64x8", head_dims = [64], tier = "core", simt = ["f16", "bf16"] },
   { tile = "64x32x4", head_dims = [256, [192, 128]], dtypes = ["f16"], entry_names = "plain" },
@@ -28,8 +26,6 @@ rows = [
 function = "cpu::attention_forward"
 include = "cpu/attention.hpp"
 tier = "core"
-
-[[family.cpu.kernel]]
 rows = [{ dtypes = ["f32"] }]
 
 [family.slow]
@@ -38,8 +34,6 @@ arch = "90a"
 options = ["dropout"]
 entry_names = "plain"
 automatic = false
-
-[[family.slow.kernel]]
 rows = [{ dtypes = ["f32"], tier = "core", simt = ["f32"] }]
 """.replace("COST", "{ tile_us = 4.5, step_us = 1.25 }")
 
@@ -207,7 +201,7 @@ def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
 
 
 def test_a_build_of_tier_core_leaves_scores_to_nvrtc(tmp_path):
-    axes = 'terms = ["softcap", "alibi"]\ncore_scores = ["identity", "softcap"]\ntier = "core"'
+    axes = 'terms = ["softcap", "alibi"], core_scores = ["identity", "softcap"], tier = "core"'
     text = (
         ONE.replace("TYPE", FORWARD).replace("AXES", axes).replace("[{ t", '[{ simt = ["f16"], t')
     )
@@ -239,11 +233,39 @@ def test_plain_terms_have_entries_without_cutlass_in_their_names(tmp_path):
 
 
 def test_scores_of_a_kernel_take_the_place_of_its_familys_terms(tmp_path):
-    axes = 'scores = ["general"]\n'
-    text = ONE.replace("TYPE", FORWARD).replace("AXES", axes)
-    family = 'terms = ["softcap", "alibi"]\ncore_scores = ["identity"]\n\n[[family.one.kernel]]'
-    (row,) = load(tmp_path, text.replace("\n[[family.one.kernel]]", family))
+    text = ONE.replace("TYPE", FORWARD).replace("AXES", 'scores = ["general"]')
+    family = 'terms = ["softcap", "alibi"]\ncore_scores = ["identity"]\nkernels'
+    (row,) = load(tmp_path, text.replace("kernels", family))
     assert list(row.kernel.scores) == ["general"] == list(row.kernel.core_scores)
+
+
+def test_kernels_without_rows_have_those_of_their_family(tmp_path):
+    """Changed by the kernel's own dtypes, tier and simt; the kernels keep their order."""
+    text = """
+scores = { identity = "IdentityScore" }
+
+[family.one]
+type = "sm80::Forward"
+tier = "core"
+rows = [
+  { tile = "64x64x4", head_dims = [64], simt = ["f16"] },
+  { tile = "64x32x4", head_dims = [128], dtypes = ["bf16"], tier = "full" },
+]
+kernels = [
+  { layout = "varlen" },
+  { rows = [{ tile = "32x32x4", head_dims = [64] }], dtypes = ["f16"] },
+  { dropout = true, dtypes = ["bf16"], tier = "full", simt = [] },
+]
+"""
+    assert [(row.key, row.tier) for row in load(tmp_path, text)] == [
+        ("sm80/varlen/f16/d64/64x64x4", "core"),
+        ("sm80/varlen/bf16/d64/64x64x4", "core"),
+        ("sm80/varlen/bf16/d128/64x32x4", "full"),
+        ("sm80/f16/d64/32x32x4", "core"),
+        ("sm80/dropout/bf16/d64/64x64x4", "full"),
+        ("sm80/dropout/bf16/d128/64x32x4", "full"),
+        ("sm80/varlen-simt/f16/d64/64x64x4", "core"),
+    ]
 
 
 def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
@@ -280,10 +302,9 @@ scores = { identity = "IdentityScore", softcap = "SoftcapScore", general = "Gene
 [family.one]
 type = "TYPE"
 params = "{quantize}{layout}Params"
-
-[[family.one.kernel]]
-AXES
-rows = [{ tile = "64x64x4", head_dims = [64], dtypes = ["f16"] }]
+kernels = [
+  { AXES, rows = [{ tile = "64x64x4", head_dims = [64], dtypes = ["f16"] }] },
+]
 """
 FORWARD, BACKWARD = "sm80::Forward", "sm80::Backward"
 SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
@@ -350,7 +371,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
         ),
         (
             FORWARD,
-            {"bias": True, "mask": True, "terms": ["alibi"]},
+            {"bias": True, "mask": True, "terms": ["alibi", "chunk"]},  # chunks are in the map
             "sm80/bias_mask",
             "{columns}>, with::Bias, with::Mask>",
             {"scores": "bias_mask alibi_bias_mask", "pairs": "bias", "pre_post": True},
@@ -366,6 +387,27 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
                 "pre_post": True,
                 "alignment": 16,
             },
+        ),
+        (
+            "sm90::Backward",
+            {"bias": True, "mask": True, "ordered": True, "terms": ["softcap"]},
+            "sm90/backward_with_bias_mask_ordered",
+            "{columns}>, with::Bias, with::Mask, with::FixedOrder>",
+            {"needs": "bias mask"},
+        ),
+        (
+            "sm90::Backward",
+            {"bias": True, "mask": True, "bias_grad": True, "terms": ["softcap"]},
+            "sm90/backward_mask_bias_grad",
+            "{columns}>, with::Bias, with::Mask, with::BiasGrad>",
+            {"needs": "bias mask bias_grad"},
+        ),
+        (
+            "sm80::Latent",
+            {"kv": "ds_mla", "latent": True, "scores": ["identity"]},
+            "sm80/latent_ds_mla",
+            "{columns}>, with::StoredAs<DsMla>>",
+            {"options": "sinks ds_mla latent_kv", "needs": "ds_mla latent_kv"},
         ),
         (
             "sm90::SplitKeys",
@@ -384,7 +426,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
     ],
 )
 def test_what_follows_from_a_kernels_axes(tmp_path, type_, axes, name, code, expected):
-    listed = "\n".join(f"{axis} = {json.dumps(value)}" for axis, value in axes.items())
+    listed = ", ".join(f"{axis} = {json.dumps(value)}" for axis, value in axes.items())
     text = ONE.replace("TYPE", type_).replace("AXES", listed)
     (row,) = load(tmp_path, text)
     kernel = row.kernel
@@ -410,10 +452,25 @@ def test_axes_have_the_values_of_the_facts():
             "aligned",
             r"\[family.slow\]: entry is 'aligned'; allowed: type, traits, function",
         ),
-        ("[[family.fast.kernel]]", "[[family.fast.kernel]]\ntma = true", r"fast\] kernel 1: entry"),
+        (
+            "rows = [\n",
+            "kernels = [{ tma = true }]\nrows = [\n",
+            r"fast\] kernel 1: entry is",
+        ),
         ("automatic", "general", "entry is 'general'; allowed: type"),
         ("automatic", "name", "entry is 'name'; allowed: type"),
-        ("[[family.fast.", "[[family.slower.", r"\[family.fast\]: kernel must name at least one"),
+        ("rows = [\n", "kernels = []\nrows = [\n", r"\[family.fast\]: kernels must name at least"),
+        ('rows = [{ dtypes = ["f32"] }]', "rows = []", r"family.cpu\]: rows must name at least"),
+        (
+            'rows = [{ dtypes = ["f32"] }]',
+            "kernels = [{ rows = [{}] }, {}]",
+            r"\[family.cpu\] kernel 2: rows is missing, in the kernel and in its family",
+        ),
+        (
+            'rows = [{ dtypes = ["f32"] }]',
+            "rows = [{}]\nkernels = [{ rows = [{}] }]",
+            r"\[family.cpu\]: rows is given, and every kernel has its own",
+        ),
         (
             "[family.cpu]",
             "[families.cpu]",
@@ -516,7 +573,7 @@ def test_axes_have_the_values_of_the_facts():
             "{ head_dims = [64] }",
             r"\[family.cpu\] cpu row 1: .* not use it",
         ),
-        ('{ dtypes = ["f32"] }', "3", r"\[family.cpu\] kernel 1: rows is 3; it must be a dict"),
+        ('{ dtypes = ["f32"] }', "3", r"\[family.cpu\]: rows is 3; it must be a dict"),
         # Of several.
         (
             '["f32"], tier',
@@ -524,8 +581,8 @@ def test_axes_have_the_values_of_the_facts():
             r"\[family.slow\]: plain/slow/f32 is listed twice; a row is allowed once",
         ),
         (
-            "[family.cpu]",
-            "[[family.fast.kernel]]\nrows = [{ tile = '16x16x1', head_dims = [64] }]\n[family.cpu]",
+            "rows = [\n",
+            "kernels = [{}, { alignment = 2 }]\nrows = [\n",
             r"\[family.fast\]: a second kernel is fast; a name is allowed once",
         ),
         ("scores = {", "scores = [", "not TOML"),
