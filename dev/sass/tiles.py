@@ -122,7 +122,7 @@ class Tile:
 
     @property
     def smem_bytes(self) -> int:
-        """Of a block: SharedStorage of sm80/config.hpp."""
+        """Of a block: SharedStorage of sm80/config.hpp, sm80/quantized/config.hpp."""
         q = 2 * self.m * self.head_dim
         k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
         if self.is_int8:
@@ -161,7 +161,7 @@ class Tile:
 
     @property
     def is_tight(self) -> bool:
-        """With P V in 8 bits: kIsTight of sm80/config.hpp."""
+        """With P V in 8 bits: kIsTight of sm80/quantized/config.hpp."""
         return self.rows * (self.head_dim_v + self.n) >= 320
 
     @property

@@ -87,6 +87,9 @@ struct Traits : Shape {
   using Kv = typename StoredTypeOf<Element, Given...>::type;
   static constexpr bool kIsFp8 = std::is_same_v<Kv, E4M3>;
   using Accumulators = typename AccumulatorsOf<with::Accumulators<float, float>, Given...>::type;
+  // Elements of K's tiles in shared memory: K is rounded to int8 if its products are integers.
+  using ElementK =
+      std::conditional_t<std::is_same_v<typename Accumulators::Qk, int32_t>, int8_t, Kv>;
 
   static constexpr bool kIsPaged = has<with::Pages>;
   static constexpr bool kIsDense = !kIsPaged && !has<with::PackedRows>;

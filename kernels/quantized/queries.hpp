@@ -13,7 +13,7 @@
 
 #include "core/opaque.hpp"
 #include "core/quantize.hpp"
-#include "tile/products.hpp"
+#include "quantized/products.hpp"
 
 namespace cutlass_attn {
 

@@ -7,17 +7,14 @@
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N, a share of the keys for S and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t
-//               (tile/products.hpp).
-//               QkAccumulator = int32_t multiplies Q K^T in int8 (../quantized/queries.hpp).
-//               PvAccumulator = int32_t then multiplies P V in int8 (quantized/int8_weights.hpp),
-//               and half_t in e4m3 (../quantized/fp8_weights.hpp).
+//               (tile/products.hpp). Products in 8 bits: quantized/forward.hpp.
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q if
 //               it fits.
 // Shared:       Q, and tiles of K and V, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of five schedules, each in a file. Q in registers: pipelined.hpp, or
+// Pipeline:     one of four schedules, each in a file. Q in registers: pipelined.hpp, or
 //               general.hpp with the general score. Q in shared memory: tiled.hpp. Several warps
-//               along N: split.hpp. P V in 8 bits: quantized/int8.hpp.
+//               along N: split.hpp.
 // Mask:         a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp).
 #pragma once
 
@@ -27,18 +24,40 @@
 #include "core/epilogue.hpp"
 #include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
-#include "quantized/quantize_values.hpp"
 #include "sm80/general.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
-#include "sm80/quantized/int8.hpp"
 #include "sm80/split.hpp"
 #include "sm80/split_keys_params.hpp"
 #include "sm80/tiled.hpp"
 #include "tile/mask_map.hpp"
 #include "tile/merge_splits.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn::sm80 {
+
+// Arguments of the kernel, and the launch before it. quantized/forward.hpp specialises this and
+// ScheduleOf.
+template <class Traits, class ElementK = typename Traits::ElementK>
+struct ForwardLaunch {
+  using Config = sm80::Config<Traits>;
+  using OneSplit = std::conditional_t<Config::kHasBias, BiasForwardParams, ForwardParams>;
+  using Unmasked = std::conditional_t<Traits::kSplitsKeys, SplitKeysParams, OneSplit>;
+  using Dense = std::conditional_t<Config::kHasMask, MaskedParams<OneSplit>, Unmasked>;
+  using Params = std::conditional_t<Config::kIsDense, Dense, VarlenParams>;
+  using Before =
+      std::conditional_t<Config::kHasMask, MakeMaskMap<Params, Config::kBlockM, Config::kBlockN>,
+                         NoLaunch<Params>>;
+};
+
+template <class Config, class Score, class Arch, class ElementK = typename Config::ElementK>
+struct ScheduleOf {
+  using OfQInRegisters = std::conditional_t<Score::kIsGeneral, GeneralSchedule<Config, Score, Arch>,
+                                            PipelinedSchedule<Config, Score, Arch>>;
+  using OfBlock =
+      std::conditional_t<Config::kKeepsQ, OfQInRegisters, TiledSchedule<Config, Score, Arch>>;
+  using Type = std::conditional_t<Config::kIsSplit, SplitSchedule<Config, Score, Arch>, OfBlock>;
+};
 
 template <class Element, class Shape, class... Options>
 struct Forward {
@@ -53,8 +72,7 @@ struct Forward {
   static constexpr bool kHasBias = Config::kHasBias, kHasMask = Config::kHasMask;
   static constexpr bool kSplitsKeys = Traits::kSplitsKeys;
   static_assert(Config::kIsPaged || !Config::kIsFp8);
-  static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit &&
-                                 !kHasBias && !kHasMask));
+  static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsSplit && !kHasBias && !kHasMask));
   using Shared = typename Config::SharedStorage;
   static_assert(Config::kFacts.why_not() == nullptr, "the tile breaks a rule of tile_facts.hpp");
   // Bytes besides the buffers: BlockInfo, and less than 144 bytes of padding.
@@ -64,18 +82,8 @@ struct Forward {
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
-  using OneSplitParams = std::conditional_t<kHasBias, BiasForwardParams, ForwardParams>;
-  using UnmaskedParams = std::conditional_t<kSplitsKeys, SplitKeysParams, OneSplitParams>;
-  using DenseParams = std::conditional_t<kHasMask, MaskedParams<OneSplitParams>, UnmaskedParams>;
-  using OtherParams = std::conditional_t<Config::kIsDense, DenseParams, VarlenParams>;
-  using KeyTiles = std::conditional_t<Config::kIsDense, DenseKeyTiles, VarlenKeyTiles>;
-  using QuantizedParams = BasicQuantizedParams<typename Config::Scales::OfTile, KeyTiles>;
-  using Params = std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>;
-  // For int8 or a mask: the launches before and after the kernel.
-  using Quantize = std::conditional_t<Config::kIs8BitV,
-                                      QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
-                                      QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
-  using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM, kBlockN>, Quantize>;
+  using Params = typename ForwardLaunch<Traits>::Params;
+  using Before = typename ForwardLaunch<Traits>::Before;
   using After = NoLaunch<Params>;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -114,14 +122,7 @@ struct Forward {
       }
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
       if constexpr (Score::kHasAlibi) shared.block.alibi = Alibi::Tile::of(p, tile, kBlockM);
-      if constexpr (Config::kIsInt8) {
-        auto const head = params.head_of(tile.seq, tile.head_kv);
-        shared.block.all_scales = params.scales_of(head, 0);
-        shared.block.shift = params.shift_of(head);
-        for (auto& of_lane : shared.block.start) {
-          for (uint32_t& start : of_lane) start = quantize::kMagicBits;
-        }
-      }
+      In::store_block(params, tile, shared);
       if constexpr (Config::kIsPaged) {
         PagedKv<Kv> const k(p, tile.seq, p.k, tile.head_kv), v(p, tile.seq, p.v, tile.head_kv);
         shared.block.k = k.first;
@@ -148,7 +149,7 @@ struct Forward {
     }
     if (has_keys) {
       in.copy.begin(tiles.key());
-      run_schedule(in, out);
+      typename ScheduleOf<Config, Score, Arch>::Type(in, out).run();
       Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
       if constexpr (Config::kIsSplit)
@@ -165,9 +166,7 @@ struct Forward {
           params.splits, place, smem + kTicketBytes};
       if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
     }
-    if constexpr (Config::kIsInt8 && Score::kIsIdentity) {
-      if (in.needs_q_shift(p)) add_q_shift(shared, place, in.log2_scale, out);
-    }
+    in.complete_max(place, out.softmax);
     float const o_scale = kMayDrop<Score> ? shared.block.dropout.kept_scale : 1.0f;
     finish_rows(p, shared.block.tile, place, o_scale, out);
     Arch::sync();  // Q, K and V empty
@@ -233,33 +232,6 @@ struct Forward {
     auto const target = Arch::smem_address(&shared) + Config::kQOffset;
     Copy::load_queries(target + Copy::offset(Arch::thread()), p, tile, is_aligned, Arch::thread());
     Arch::cp_async_commit_group();
-  }
-
-  template <class Score, class Arch>
-  CUTE_DEVICE static void run_schedule(Operands<Config, Score, Arch>& in,
-                                       Result<Config, Score, Arch>& out) {
-    if constexpr (Config::kIs8BitV) {
-      Int8Schedule<Config, Score, Arch>(in, out).run();
-    } else if constexpr (Config::kIsSplit) {
-      SplitSchedule<Config, Score, Arch>(in, out).run();
-    } else if constexpr (!Config::kKeepsQ) {
-      TiledSchedule<Config, Score, Arch>(in, out).run();
-    } else if constexpr (Score::kIsGeneral) {
-      GeneralSchedule<Config, Score, Arch>(in, out).run();
-    } else {
-      PipelinedSchedule<Config, Score, Arch>(in, out).run();
-    }
-  }
-
-  // Adds to each row max, in units of log2, the constant Q . shift that the row's logits lack.
-  template <class Result>
-  CUTE_DEVICE static void add_q_shift(Shared const& shared, Place const& place, float log2_scale,
-                                      Result& out) {
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      float& max = out.softmax.rows[i].max;
-      if (max != -kInf) max = fmaf(shared.block.q_shift[place.row(i)], log2_scale, max);
-    }
   }
 
   template <class Result>

@@ -38,7 +38,7 @@ struct GeneralSchedule {
     in.begin_with_q(q);
     typename Step::S next;  // Q K^T of the next key block
     Step::qk(q, in.k_rows, 0, in.start, next);
-    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty: its buffer becomes the second stages
+    in.release_q();
     in.copy.copy_k(in.range.begin + kN, 1);
     int stage = 0, j = 0;  // stage of the tile; key block in the tile
     for (int key = in.range.begin; key < in.range.end; key += kKeyBlock) {

@@ -3,7 +3,6 @@
 
 #include "core/opaque.hpp"
 #include "core/sequences.hpp"
-#include "quantized/key_tiles.hpp"
 #include "sm80/config.hpp"
 #include "sm80/paged_rows.hpp"
 #include "tile/tile_copy.hpp"
@@ -11,26 +10,24 @@
 namespace cutlass_attn::sm80 {
 
 // IsAligned: bool, whether all operands can be copied 16 bytes at a time, or std::true_type.
-// kIsReversed: tiles go from last to first.
-template <class Config, class Arch, class IsAligned, bool kIsReversed>
+// kIsReversed: tiles go from last to first. quantized/kv_copy.hpp specialises it for K in int8.
+template <class Config, class Arch, class IsAligned, bool kIsReversed,
+          class ElementK = typename Config::ElementK>
 struct KvCopy {
   using Kv = typename Config::Kv;
   using Address = typename Arch::SmemAddress;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Coord = typename Config::Coord;
-  // Type of the rows: 8-bit rows of packed sequences lie in tiles of the workspace.
-  template <bool kIs8Bit>
-  using RowsOf = std::conditional_t<kIs8Bit && !Config::kIsDense, TiledKv<Kv>, DenseKv<Kv>>;
-  using RowsK = RowsOf<Config::kIsInt8>;
-  using RowsV = RowsOf<Config::kIs8BitV>;
+  using RowsK = typename Config::RowsK;
+  using RowsV = typename Config::RowsV;
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
   static constexpr int kStep = kIsReversed ? -kN : kN;  // to the next tile
   static_assert(!Config::kIsPaged || int(TileK::kVectors) == int(TileV::kVectors),
                 "a warp must copy equal rows of K and V");
-  // Keys per row of the tile: 2 for 8-bit V, whose tiles are always full, with permuted keys.
+  // Keys per row of the tile. With more than one, tiles are always full, with permuted keys.
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
@@ -69,59 +66,21 @@ struct KvCopy {
   // may be beyond the last. Commits one group. If rows are not aligned, the copy is complete on
   // return.
   CUTE_DEVICE void copy_k(int key, int stage) {
-    if constexpr (Config::kIsInt8) copy_scales(key);
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.k);
-      return copy_elements<CopyK, RowsK>(smem + stage * Config::kKStride, p.k, key, k_columns());
+      return copy_elements<CopyK, RowsK>(smem + stage * Config::kKStride, p.k, key,
+                                         Config::k_columns(p));
     }
     Address const target = k_target + stage * Config::kKStride;
     if constexpr (Config::kHasMask) {
-      copy_at<CopyK, false>(target, shared.block.k, p.k.row_stride, key, k_columns());
+      copy_at<CopyK, false>(target, shared.block.k, p.k.row_stride, key, Config::k_columns(p));
     } else if constexpr (Config::kIsPaged) {
       gather<CopyK, false>(target, key, p.head_dim);
       paged_rows.place(shared.block.v, p.v, key, seqlen_k());
       paged_rows.look_up(key + kStep, seqlen_k());
     } else {
-      copy<CopyK, false>(target, k_source, p.k.row_stride, key, k_columns());
+      copy<CopyK, false>(target, k_source, p.k.row_stride, key, Config::k_columns(p));
     }
-  }
-
-  // This thread's vector of the scales of the tile.
-  CUTE_DEVICE char const* scales_source(int key) const {
-    auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
-    unsigned const of_tile = sizeof(shared.block.scales[0]);
-    return all + (unsigned(key) / quantize::kTileKeys * of_tile + opaque(thread) * 16);
-  }
-
-  // Starts the copies of K, V and scales of a full tile in one group, if `is_there`. The copies are
-  // predicated, so that they mix with the following instructions. In a tight tile they are behind a
-  // branch: otherwise products wait for their operands (5 % at d128 128x64x4 on an H100).
-  CUTE_DEVICE void copy_tile(bool is_there, int key, char const* scales_source, int stage) {
-    static_assert(Config::kHasTwo8BitTiles);
-    if (!is_aligned) {
-      copy_k(key, stage);
-      return copy_v(key, stage);
-    }
-    auto& scales = shared.block.scales[Config::place_of_scales(key)];
-    constexpr int kVectors = sizeof(scales) / 16;
-    // With fewer columns than kHeadDimV, a copy of V's last row reads beyond its end.
-    static_assert(quantize::kReadableBytes >= 2 * (Config::kHeadDimV - 8));
-    int const own = opaque(thread);
-    auto const copy = [&](bool is_there) {
-      if (is_there && own < kVectors) {
-        Arch::cp_async(Arch::smem_address(&scales) + own * 16, scales_source, true);
-      }
-      CopyK::load_next(is_there, k_target + stage * Config::kKStride, k_source,
-                       uint32_t(p.k.row_stride));
-      CopyV::load_next(is_there, v_target() + stage * Config::kVStride, v_source,
-                       uint32_t(p.v.row_stride));
-    };
-    if constexpr (Config::kIsTight) {
-      unpredicated_if(is_there, [&] { copy(true); });
-    } else {
-      copy(is_there);
-    }
-    Arch::cp_async_commit_group();
   }
 
   // Starts the copy of a tile's mask bits, in the group of the next copy_k() or copy_v(). tile: as
@@ -154,9 +113,7 @@ struct KvCopy {
     }
   }
 
- private:
-  static constexpr int kBitsOfTile = Config::kBlockM * MaskMap::kLanes;  // in words
-
+ protected:
   // If rows are as long as K's, this thread's offset is that in K.
   CUTE_DEVICE Address v_target() const {
     Address target = k_target + Config::kVOffset;
@@ -166,35 +123,6 @@ struct KvCopy {
     return target;
   }
 
-  // Columns of a row of K. In int8 they are rounded up to 32, and two of them are one element.
-  CUTE_DEVICE int k_columns() const {
-    return Config::kIsInt8 ? (p.head_dim + 31) / 32 * 16 : p.head_dim;
-  }
-
-  // Starts the copy of the scales of K's tile, in K's group.
-  CUTE_DEVICE void copy_scales(int key) const {
-    auto& scales = shared.block.scales;
-    constexpr int kVectors = sizeof(scales[0]) / 16;
-    if (thread >= kVectors || !has(key)) return;
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kScaleTiles; ++i) {
-      unsigned const first = key + i * Config::kScaleKeys;
-      if (i > 0 && int(first) >= seqlen_k()) return;
-      auto const* const all = shared.block.all_scales + first / quantize::kTileKeys;
-      auto* const to = &scales[Config::place_of_scales(int(first))];
-      copy_vector(reinterpret_cast<float*>(to) + thread * 4,
-                  reinterpret_cast<float const*>(all) + thread * 4);
-    }
-  }
-  CUTE_DEVICE void copy_vector(float* to, float const* from) const {
-    if (is_aligned) {
-      Arch::cp_async(Arch::smem_address(to), from, true);
-    } else {
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) to[i] = from[i];
-    }
-  }
-
   // Whether the tile at `key` exists. Only valid for tiles in loop order.
   CUTE_DEVICE bool has(int key) const {
     if constexpr (Config::kHasMask) return key >= 0;
@@ -202,6 +130,9 @@ struct KvCopy {
   }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
+
+ private:
+  static constexpr int kBitsOfTile = Config::kBlockM * MaskMap::kLanes;  // in words
 
   // Whether all rows of the tile at `key` are copied. Rows of K are copied if they exist, rows of V
   // if a row of Q sees them. The other rows are zeros: their weights are 0, but 0 times NaN is NaN.

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "core/score.hpp"
-#include "quantized/queries.hpp"
 #include "sm80/kv_copy.hpp"
 #include "tile/dropout.hpp"
 #include "tile/products_fp8.hpp"
@@ -13,7 +12,8 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Config, class Score, class Arch>
+// quantized/operands.hpp specialises it for Q and K in int8.
+template <class Config, class Score, class Arch, class ElementK = typename Config::ElementK>
 struct Operands {
   using Address = typename Arch::SmemAddress;
   using Shared = typename Config::SharedStorage;
@@ -36,11 +36,6 @@ struct Operands {
   };
   struct NoBias {};
   using Bias = std::conditional_t<kHasBias, BiasPairs, NoBias>;
-
-  // Scales of a thread's rows of Q.
-  struct QScales {
-    float rows[Config::kRows] = {};
-  };
 
   Shared& shared;
   TileRange const& range;  // key tiles, in keys; not set with a mask
@@ -122,19 +117,22 @@ struct Operands {
     }
   }
 
+  // Called by the thread that stores the state of the block in shared memory.
+  template <class Params>
+  CUTE_DEVICE static void store_block(Params const&, typename Config::Coord const&, Shared&) {}
+
   // Starts the copies of the first tile. Loads Q to registers once Q and K have landed.
   CUTE_DEVICE void begin_with_q(typename Step::Q& q) {
-    copy_bits(0);
-    copy.copy_k(first_key(), 0);
-    copy.copy_v(first_key(), 0);
-    Arch::template cp_async_wait_group<1>();
-    Arch::sync();  // Q and K full
-    if constexpr (Config::kIsInt8) {
-      quantize_q(q);
-    } else {
-      Step::load_q(q_rows, q);
-    }
+    copy_first_tile();
+    Step::load_q(q_rows, q);
   }
+  // Called before the second stages are filled, which may lie where Q was.
+  CUTE_DEVICE void release_q() const {}
+
+  // Called while the first K is being copied, if Q stays in shared memory.
+  CUTE_DEVICE void prepare_q() {}
+  // Address from which qk_of_tile() reads Q.
+  CUTE_DEVICE Address q_rows_of_tile() const { return q_rows; }
 
   // Starts the copies of mask bits for the present tile, and for the next one, in the group of the
   // K or V that is copied next.
@@ -145,79 +143,14 @@ struct Operands {
     if constexpr (kHasMask) copy.copy_bits(tiles.next, stage);
   }
 
-  // Rounds Q to int8 in half of Q's buffer, while the first K, or K and V, are being copied. After
-  // the next barrier the other half may be overwritten.
-  CUTE_DEVICE void write_q8() {
-    typename Step::Q q;
-    Arch::template cp_async_wait_group<1>();
-    Arch::sync();  // Q full
-    quantize_q(q);
-    Arch::sync();  // Q empty
-    Step::store_q8(q, shared, scores.place);
-  }
-
-  // Address from which qk_of_tile() reads Q.
-  CUTE_DEVICE Address q_rows_of_tile() const {
-    if constexpr (Config::kIsInt8) {
-      return Step::q8_rows(Arch::smem_address(shared.q8), scores.place.warp_m(),
-                           scores.place.thread % 32);
-    } else {
-      return q_rows;
-    }
-  }
-
-  // Rounds Q to int8 into registers, and stores its scales in shared memory. Q is full.
-  CUTE_DEVICE void quantize_q(typename Step::Q& q) {
-    using Queries = QuantizedQueries<Config, Score, Arch>;
-    float scale[Config::kRows] = {};
-    Queries::load(q_rows, q, scale);
-    bool const is_first = scores.place.thread % 4 == 0;  // one thread per row
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      if (is_first) shared.block.q_scale[scores.place.row(i)] = scale[i];
-    }
-    unpredicated_if(needs_q_shift(scores.p), [&] {
-      int const columns = (scores.p.head_dim + 31) / 32 * 32;
-      CUTE_UNROLL
-      for (int i = 0; i < Config::kRows; ++i) {
-        float const sum = Queries::dot(q_rows, i, shared.block.shift, columns);
-        if (is_first) shared.block.q_shift[scores.place.row(i)] = sum;
-      }
-    });
-    Arch::sync_warp();  // q_scale and q_shift full, for the threads that have their rows
-    Arch::load_shared(Arch::smem_address(shared.block.start[scores.place.thread % 4]), start);
-  }
-
   // Units of the scores of the key block at `key`, after apply().
-  CUTE_DEVICE auto units(int key) const {
-    if constexpr (kKeepsSums) {
-      return units_of(key, [&](int i) { return q_scale_of(i); });
-    } else {
-      return log2_scale;
-    }
-  }
-  CUTE_DEVICE auto units(int key, QScales const& q_scales) const {
-    if constexpr (kKeepsSums) {
-      return units_of(key, [&](int i) { return q_scales.rows[i]; });
-    } else {
-      return log2_scale;
-    }
-  }
-  // The part of units() that is constant over tiles, and can be read before a tile is full.
-  CUTE_DEVICE QScales q_scales() const {
-    QScales scales;
-    if constexpr (kKeepsSums) {
-      CUTE_UNROLL
-      for (int i = 0; i < Config::kRows; ++i) scales.rows[i] = q_scale_of(i);
-    }
-    return scales;
-  }
+  CUTE_DEVICE float units(int) const { return log2_scale; }
+  // Whether key block j of a tile has the units of the one before it.
+  CUTE_DEVICE static constexpr bool has_units_of_last(int) { return false; }
 
   // Applies score_mod and mask to that key block.
   template <class S, class IsFull, class Units>
-  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units& units) const {
-    if constexpr (kKeepsSums && !is_full) units.move_nan(s);
-    if constexpr (!kKeepsSums) to_products(s, key);
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units&) const {
     apply(s, key, is_full);
   }
   template <class S, class IsFull>
@@ -289,23 +222,9 @@ struct Operands {
     }
   }
 
-  // Converts int32 sums to products of Q and K. With other accumulators, scores are products
-  // already.
+  // Converts S of that key block to products of Q and K, which it is already.
   template <class S>
-  CUTE_DEVICE void to_products(S&& s, int key) const {
-    if constexpr (Config::kIsInt8) {
-      float const k_scale = k_scale_of(key);
-      CUTE_UNROLL
-      for (int i = 0; i < Config::kRows; ++i) {
-        float const factor = q_scale_of(i) * k_scale;
-        float const q_shift = shared.block.q_shift[scores.place.row(i)];
-        CUTE_UNROLL
-        for (int j = 0; j < columns_of<decltype(s)>; ++j) {
-          s(i, j) = fmaf(s(i, j) - quantize::kMagic, factor, q_shift);
-        }
-      }
-    }
-  }
+  CUTE_DEVICE void to_products(S&&, int) const {}
 
   // Draws dropout for the key block at `key`, `at` keys after a multiple of 32. One draw serves two
   // key blocks of 16 keys: the second uses the draw of the first. With the general score, where a
@@ -326,9 +245,18 @@ struct Operands {
     }
   }
 
-  // Whether logits need Q . shift. If int32 sums go to softmax, only the LSE and sinks need it.
-  CUTE_DEVICE static bool needs_q_shift(Problem const& p) {
-    return !kKeepsSums || p.softmax_lse || p.logits.sinks;
+  // Adds to each row max what S of the row lacks. `place` is that of this thread.
+  template <class Softmax>
+  CUTE_DEVICE void complete_max(Place const&, Softmax&) const {}
+
+ protected:
+  // Starts the copies of the first tile, and waits for Q and K.
+  CUTE_DEVICE void copy_first_tile() {
+    copy_bits(0);
+    copy.copy_k(first_key(), 0);
+    copy.copy_v(first_key(), 0);
+    Arch::template cp_async_wait_group<1>();
+    Arch::sync();  // Q and K full
   }
 
  private:
@@ -339,29 +267,6 @@ struct Operands {
       return scores.is_full(tiles.key());
     }
   }
-
-  // Whether int32 sums go to softmax unconverted.
-  static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
-  // Lower bound of a factor: a scale may be 0, and 0 times -inf would be NaN.
-  static constexpr float kMinFactor = 0x1p-126f;
-
-  template <class QScaleOf>
-  CUTE_DEVICE auto units_of(int key, QScaleOf&& q_scale_of) const {
-    SumUnits<Config::kRows> units;
-    float const k_scale = k_scale_of(key) * log2_scale;
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      units.factors[i] = fmaf(q_scale_of(i), k_scale, kMinFactor);
-    }
-    return units;
-  }
-
-  // Scale of the key group that this thread has in an accumulator.
-  CUTE_DEVICE float k_scale_of(int key) const {
-    return shared.block.scales[Config::place_of_scales(key)].of_group(scores.place.thread % 4);
-  }
-
-  CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }
 };
 
 // O, not yet normalised, and the softmax state of its rows.

@@ -133,10 +133,10 @@ struct PipelinedSchedule {
   }
 
   // Units of the scores of key block j. In the fast path they are read once for all keys that share
-  // scales.
+  // them.
   template <class IsFull>
   CUTE_DEVICE auto units_of(int j, IsFull is_full) {
-    bool const is_kept = Config::kIsInt8 && is_full && j % (Config::kScaleKeys / kKeyBlock) != 0;
+    bool const is_kept = is_full && in.has_units_of_last(j);
     if (!is_kept) units = in.units(key_of(j));
     return units;
   }

@@ -15,10 +15,10 @@ struct TileFacts {
   int block_m, block_n;
   int warps_m, warps_n;
   bool is_paged;
-  bool is_fp8_kv;  // K and V are stored in e4m3
-  bool is_int8;    // Q K^T in int8
-  bool is_int8_v;  // P V in int8
-  bool is_e4m3_v;  // P V in e4m3
+  bool is_fp8_kv;          // K and V are stored in e4m3
+  bool is_int8 = false;    // Q K^T in int8
+  bool is_int8_v = false;  // P V in int8
+  bool is_e4m3_v = false;  // P V in e4m3
 
   constexpr bool is_split() const { return warps_n > 1; }
   constexpr bool is_8_bit_v() const { return is_int8_v || is_e4m3_v; }

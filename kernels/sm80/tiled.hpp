@@ -26,7 +26,7 @@ struct TiledSchedule {
 
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.first_key(), 0);
-    if constexpr (Config::kIsInt8) in.write_q8();
+    in.prepare_q();
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 

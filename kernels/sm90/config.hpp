@@ -22,7 +22,6 @@ struct WarpgroupProducts {
   using Place = FragmentPlace<4, 1>;  // by thread
   using QkAccumulator = float;
   using PvAccumulator = float;
-  static constexpr bool kIsFp8 = false;
   static constexpr int kWarpsM = 4, kRowBlocks = 1, kWarpColumns = kHeadDimV;
   static constexpr int kRows = 2;  // of a thread
   template <class Score>
@@ -57,6 +56,7 @@ struct SameKv {
 template <class Traits, class Kv = SameKv<Traits>>
 struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   using Element = typename Traits::Element;
+  using ElementK = Element;
   static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
   static constexpr bool kHasBias = Traits::kHasBias, kHasMask = Traits::kHasMask;
   static constexpr bool kDrops = Traits::kDrops;

@@ -11,6 +11,7 @@ namespace cutlass_attn::sm90 {
 template <class Traits>
 struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 2> {
   using Element = typename Traits::Element;
+  using ElementK = Element;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHalf = kBlockN / 2;
   static constexpr int kGroups = ClusterSplitsParams::kGroups, kGroupThreads = 128;

@@ -19,8 +19,9 @@ namespace cutlass_attn {
 
 struct NoStart {};
 
-// K and V in the dtype of Q; products_fp8.hpp specialises this for K and V in 8 bits.
-template <class Config, class Score, class Arch, bool kIsFp8 = Config::kIsFp8>
+// K and V in the dtype of Q. products_fp8.hpp specialises this for K and V in e4m3, and
+// quantized/products.hpp for Q and K that are rounded to int8.
+template <class Config, class Score, class Arch, class ElementK = typename Config::ElementK>
 struct Products {
   using Element = typename Config::Element;
   using Address = typename Arch::SmemAddress;
@@ -32,16 +33,12 @@ struct Products {
   static constexpr int kRowBlocks = Config::kRowBlocks;
   static constexpr int kKeyBlock = Config::template key_block<Score>();
   static constexpr int kKeyBlocks = Config::kBlockN / kKeyBlock;  // per tile
-  static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
-  static constexpr int kSteps = Config::kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
+  static constexpr int kSteps = Config::kHeadDim / 16;            // of Q K^T
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   using Q = Words[kSteps][kRowBlocks];
-  // Initial value of accumulators of int8 products: kMagic, four times.
-  using Start = std::conditional_t<kIsInt8, Words, NoStart>;
-  // int32 sums are stored as the bits of floats (quantized/queries.hpp).
-  using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
-                                               kKeyBlock>;
+  using Start = NoStart;  // accumulators of Q K^T begin with 0
+  using S = typename Config::template Fragment<QkAccumulator, kKeyBlock>;
   using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
   using P = Words[kKeyBlock < 16 ? 1 : kKeyBlock / 16][kRowBlocks];
   using O = typename Config::template Fragment<float, Config::kWarpColumns>;
@@ -62,26 +59,6 @@ struct Products {
     return place.column(j);
   }
 
-  // This lane's address in Q in int8, after Q was written back.
-  CUTE_DEVICE static Address q8_rows(Address q8, int warp_m, int lane) {
-    return q8 + Config::TileQ8::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
-  }
-  template <class Shared, class Place>
-  CUTE_DEVICE static void store_q8(Q const& q, Shared& shared, Place const& place) {
-    Address const q8 = Arch::smem_address(shared.q8) + place.thread % 4 * 4;
-    CUTE_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          int const row = place.row(2 * m + i % 2), column = k * 16 + i / 2 * 8;
-          Arch::store_shared(q8 + Config::TileQ8::offset(row, column), q[k][m][i]);
-        }
-      }
-    }
-  }
-
   template <class Acc>
   CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc& acc) {
     cutlass_attn::multiply<Arch, Element>(a, b, acc);
@@ -99,53 +76,29 @@ struct Products {
   }
 
   // S = Q K^T of a key block, with Q in registers.
-  CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, Start const& start, S& s) {
-    if constexpr (!kIsInt8) clear(s);
+  CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, Start, S& s) {
+    clear(s);
     CUTE_UNROLL
-    for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, start, s);
+    for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, s);
   }
 
   // S of all key blocks of a tile; reads Q from shared memory once.
-  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, Start const& start,
-                                     S (&s)[kKeyBlocks]) {
+  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, Start, S (&s)[kKeyBlocks]) {
     CUTE_UNROLL
-    for (int j = 0; j < kKeyBlocks; ++j) {
-      if constexpr (!kIsInt8) clear(s[j]);
-    }
+    for (int j = 0; j < kKeyBlocks; ++j) clear(s[j]);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       Words q[kRowBlocks];
       CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) {
-        if constexpr (kIsInt8) {
-          Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
-        } else {
-          load_q(q_rows, m, k, q[m]);
-        }
-      }
+      for (int m = 0; m < kRowBlocks; ++m) load_q(q_rows, m, k, q[m]);
       CUTE_UNROLL
-      for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, start, s[j]);
+      for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, s[j]);
     }
   }
 
-  // S of a key block in int8; reads Q from shared memory.
-  CUTE_DEVICE static void qk_from_shared(Address q_rows, Address k_rows, int key_block,
-                                         Start const& start, S& s) {
-    CUTE_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
-      Words q[kRowBlocks];
-      CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
-      }
-      qk_step(q, k_rows, key_block, k, start, s);
-    }
-  }
-
-  // One k-step of S: head-dim columns [16 k, 16 k + 16), or [32 k, 32 k + 32) in int8. The first
-  // k-step initialises S.
+  // One k-step of S: head-dim columns [16 k, 16 k + 16).
   CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
-                                  int k, Start const& start, S& s) {
+                                  int k, S& s) {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;
@@ -154,29 +107,10 @@ struct Products {
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
-          if constexpr (kIsInt8) {
-            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, start, s.block(m, 2 * n + half));
-          } else {
-            multiply(q[m], words + 2 * half, s.block(m, 2 * n + half));
-          }
+          multiply(q[m], words + 2 * half, s.block(m, 2 * n + half));
         }
       }
     }
-  }
-
-  // A: type of a, int8_t or uint8_t. is_first: the sum begins with `start`, not with acc.
-  template <class A, class Acc>
-  CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
-                                        Start const& start, Acc& acc) {
-    uint32_t const b_words[2] = {b[0], b[1]};
-    int32_t before[4], after[4];
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      before[i] = int32_t(is_first ? start[i] : float_bits(acc[i]));
-    }
-    Arch::template mma_int8<A>(after, a, b_words, before);
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) acc[i] = bits_float(uint32_t(after[i]));
   }
 
   // S in fp32: S itself, or a copy.

@@ -17,13 +17,15 @@
 // to the dtype of Q.
 #pragma once
 
+#include "core/e4m3.hpp"
 #include "tile/products.hpp"
 
 namespace cutlass_attn {
 
 template <class Config, class Score, class Arch>
-struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false> {
-  using Base = Products<Config, Score, Arch, false>;
+struct Products<Config, Score, Arch, E4M3>
+    : Products<Config, Score, Arch, typename Config::Element> {
+  using Base = Products<Config, Score, Arch, typename Config::Element>;
   using typename Base::Address;
   using typename Base::Element;
   using typename Base::O;

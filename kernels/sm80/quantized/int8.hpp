@@ -17,6 +17,7 @@
 
 #include "quantized/fp8_weights.hpp"
 #include "sm80/quantized/int8_weights.hpp"
+#include "sm80/quantized/operands.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -84,7 +85,7 @@ struct Int8Schedule {
     } else {
       in.copy.copy_k(key, 0);
     }
-    in.write_q8();
+    in.prepare_q();
   }
 
   // After it, K and scales of the tile are full; with two stages V as well. The buffers of the

@@ -12,7 +12,7 @@
 // The choice is made on the device, so a replay of a CUDA graph makes it again.
 #pragma once
 
-#include "sm80/forward.hpp"
+#include "sm80/quantized/forward.hpp"
 #include "sm80/quantized/limited_params.hpp"
 
 namespace cutlass_attn::sm80 {

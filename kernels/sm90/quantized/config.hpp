@@ -21,10 +21,10 @@ struct QuantizedKv {
 template <class Traits>
 struct QuantizedSteps {
   using Element = typename Traits::Element;
+  using ElementK = int8_t;
   using Place = FragmentPlace<4, 1>;  // by thread
   using QkAccumulator = int32_t;
   using PvAccumulator = cutlass::half_t;
-  static constexpr bool kIsFp8 = false;  // the type of the call's K and V
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kWarpColumns = kHeadDimV;
   static constexpr int kBlockN = quantize::kTileKeys;

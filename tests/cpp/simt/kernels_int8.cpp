@@ -3,7 +3,7 @@
 #include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
 #include "simt/packed.hpp"
-#include "sm80/forward.hpp"
+#include "sm80/quantized/forward.hpp"
 
 using namespace cutlass_attn;
 

@@ -14,7 +14,7 @@
 #include "runtime/kernel.hpp"
 #include "simt/engine.hpp"
 #include "simt/warp_ops.hpp"
-#include "sm80/forward.hpp"
+#include "sm80/quantized/forward.hpp"
 
 using namespace cutlass_attn;
 using arch::Sm80;
