@@ -48,20 +48,9 @@ RACES = "-fsanitize=thread"
 SOURCES = {
     unit: f"kernels_{unit}.cpp" for unit in ("sm80", "terms", "int8", "serving", "scalar", "wmma")
 }
-SOURCES |= {unit: f"test_{unit}.cpp" for unit in ("backward", "limit", "latent")}
-SOURCES |= {"sm90": "few_sm90.cpp"}
-ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
-# And without a bug.
-ARGUMENTS_WITHOUT_BUG = {
-    "backward": (
-        *("few", "few_terms", "few_wgmma", "few_wgmma_terms", "few_wgmma_dropout"),
-        *("few_wgmma_bias_grad", "few_mask", "races"),
-    ),
-    "sm90": (
-        *("few", "few_pages", "few_bias", "few_mask", "few_dropout", "few_split_keys"),
-        "few_quantized",
-    ),
-}
+SOURCES |= {unit: f"test_{unit}.cpp" for unit in ("limit", "latent")}
+SOURCES |= {unit: f"few_{unit}.cpp" for unit in ("backward", "sm90")}
+ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}  # without a bug: none, which runs all tests
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>
@@ -240,12 +229,10 @@ class Workshop:
         harness: list[Path],
         work: Path,
         arguments: tuple[str, ...] = (),
-        arguments_without_bug: tuple[str, ...] = (),
     ) -> None:
         others = [word for word in command if word != RACES]
         self.command = [*others, *self.sanitizer]
-        self.arguments = arguments  # of a program
-        self.arguments_without_bug = arguments_without_bug or arguments
+        self.arguments = arguments  # of a program with a bug
         self.source = source
         self.harness = harness  # what is linked with the source
         self.work = work
@@ -281,7 +268,7 @@ class Workshop:
             "STOP_AT_FAILURE": "1",
             "TSAN_OPTIONS": "halt_on_error=1",
         }
-        arguments = self.arguments if mutant.number else self.arguments_without_bug
+        arguments = self.arguments if mutant.number else ()
         if mutant.test:
             arguments = (mutant.test,)
         try:
@@ -326,9 +313,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         programs, texts = pack(load(options.unit, options.only))
         command, source = compile_command(options.unit, options.compile_commands)
-        given = [of.get(options.unit, ()) for of in (ARGUMENTS, ARGUMENTS_WITHOUT_BUG)]
+        given = ARGUMENTS.get(options.unit, ())
         plain, races = (
-            of(command, source, [options.cases, engine], options.work / name, *given)
+            of(command, source, [options.cases, engine], options.work / name, given)
             for of, engine, name in (
                 (Workshop, options.engine, "plain"),
                 (RacesWorkshop, options.engine_for_races, "races"),
