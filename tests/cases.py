@@ -175,12 +175,13 @@ def _has_bias_for_tma(case):
 
 def all_pairs(which):
     """pytest parameters (variant, case): every compiled variant with every case it should take.
-    Those that round weights to 8 bits are for test_quantize_accuracy.py, whose oracle does."""
+    Those that round weights to 8 bits are for test_quantize_accuracy.py, whose oracle does.
+    Variants of one case follow each other: they share its values and the oracle's answer."""
+    variants = [v for v in compiled_variants(special=True) if v.quantize not in ("int8", "fp8")]
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=needs(variant))
-        for variant in compiled_variants(special=True)
-        if variant.quantize not in ("int8", "fp8")
         for case in which
+        for variant in variants
         if takes(variant, case)
     ]
 

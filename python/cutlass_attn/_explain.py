@@ -16,7 +16,7 @@ from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
 from ._explanation import Explanation, PassedOver, Verdict
-from ._variants import variants
+from ._variants import by_key
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .varlen import explained_varlen
@@ -107,23 +107,13 @@ def explain(
     is_gpu = where.kind == CUDA or "-simt" in options.get("kernel", "auto")
     errors = _predicted_errors(call, function, is_gpu) if quantize else None
     is_kept = device is None and not grad and function == "attention" and call.has_mask_map()
-    by_key = {variant.key: variant for variant in variants(None)}
+    variant_of = by_key()
     of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
     return Explanation(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function), *of_mod]),
         name,
         tuple(
-            Verdict(
-                by_key[x.key],
-                x.chosen,
-                x.reason,
-                x.splits,
-                x.workspace_bytes,
-                x.max_launches,
-                x.score,
-                x.at_first_use,
-                x.chosen and is_kept,
-            )
+            _chosen(x, is_kept) if x.chosen else Verdict(variant_of[x.key], False, x.reason)
             for x in found.verdicts
         ),
         quantize,
@@ -133,6 +123,20 @@ def explain(
         None if errors is None or max_error is None else beyond(call.facts(), errors),
         tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
         mod_name,
+    )
+
+
+def _chosen(found: _C.Verdict, is_kept: bool) -> Verdict:
+    return Verdict(
+        by_key()[found.key],
+        True,
+        found.reason,
+        found.splits,
+        found.workspace_bytes,
+        found.max_launches,
+        found.score,
+        found.at_first_use,
+        is_kept,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,7 @@ from ._variants import Variant
 MOST_REASONS = 5  # the number of kernels passed over that print() shows
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether one variant runs a call, and if not, why not."""
 
     variant: Variant

@@ -77,6 +77,12 @@ def variants(op: Literal["forward", "backward"] | None = "forward") -> list[Vari
     return [variant for variant in _variants() if op in (variant.op, None)]
 
 
+@cache
+def by_key() -> dict[str, Variant]:
+    """Every variant, forward and backward, by its key."""
+    return {variant.key: variant for variant in _variants()}
+
+
 def accumulate_of(kernel: str) -> str:
     """The accumulator of a kernel, or of the variant with this key; "fp32" for other names."""
     named = (v.accumulate for v in _variants() if kernel in (v.kernel, v.key))

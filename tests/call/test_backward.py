@@ -1,6 +1,7 @@
 """_C.backward: every kernel with every option, against the oracle; and what callers rely on."""
 
 import dataclasses
+import functools
 import zlib
 
 import backward_reference
@@ -29,23 +30,30 @@ MORE = [
 FEW = ("ragged", "causal_no_key", "everything", "gqa", "d255")
 
 
+@functools.lru_cache(maxsize=64)
+def expected(case, dtype, head_dim):
+    """Gradients of the output and of the LSE, and what gradients they are due to give."""
+    q, k, v = cases.values(case, dtype, head_dim)
+    rng = np.random.default_rng(zlib.crc32(f"{case} gradients".encode()))
+    grad_out = reference.round_to(rng.standard_normal((*q.shape[:3], v.shape[3])), dtype)
+    grad_lse = rng.standard_normal(q.shape[:3]).astype(np.float32)
+    options = dict(cases.arrays(case, dtype))
+    if case.dropout_p:
+        rng_state = options.pop("rng_state")
+        shape = (*q.shape[:3], k.shape[2])
+        options["kept"] = testing.dropout_mask(rng_state, shape, case.dropout_p)
+    gradients = backward_reference.gradients(
+        q, k, v, grad_out, grad_lse, dtype, dropout_p=case.dropout_p, **case.scalars, **options
+    )
+    return grad_out, grad_lse, gradients
+
+
 class Solved:
     """A case with what a forward pass hands over, and what gradients are due."""
 
     def __init__(self, case, dtype, head_dim, device, has_bias_grad=True):
         self.case, self.dtype, self.device = case, dtype, device
-        q, k, v = cases.values(case, dtype, head_dim)
-        rng = np.random.default_rng(zlib.crc32(f"{case} gradients".encode()))
-        self.shape = (*q.shape[:3], k.shape[2])
-        grad_out = reference.round_to(rng.standard_normal((*q.shape[:3], v.shape[3])), dtype)
-        grad_lse = rng.standard_normal(q.shape[:3]).astype(np.float32)
-        options = dict(cases.arrays(case, dtype))
-        if case.dropout_p:
-            rng_state = options.pop("rng_state")
-            options["kept"] = testing.dropout_mask(rng_state, self.shape, case.dropout_p)
-        self.expected = backward_reference.gradients(
-            q, k, v, grad_out, grad_lse, dtype, dropout_p=case.dropout_p, **case.scalars, **options
-        )
+        grad_out, grad_lse, self.expected = expected(case, dtype, head_dim)
         self.qkv = cases.tensors(case, dtype, head_dim, device)[:3]
         # As their operands lie in memory; those of expanded ones have rows of their own.
         self.grads = cases.tensors(case, dtype, head_dim, device)[:3]
@@ -64,11 +72,12 @@ class Solved:
             "grad_out": self.operand(grad_out),
             "out": self.operand(self.expected.out),
             "softmax_lse": torch.from_numpy(self.expected.lse.astype("float32", "C")).to(device),
-            "grad_softmax_lse": torch.from_numpy(grad_lse).to(device),
+            "grad_softmax_lse": torch.tensor(grad_lse, device=device),
         }
 
     def operand(self, x):
-        x = torch.from_numpy(x).to(self.device, getattr(torch, self.dtype))
+        """A copy: x belongs to all tests of the case."""
+        x = torch.tensor(x, dtype=getattr(torch, self.dtype), device=self.device)
         return x.transpose(1, 2).contiguous() if self.case.layout == "bshd" else x
 
     def run(self, **more):
@@ -133,12 +142,14 @@ def _error_of_sum(error, shape):
 
 
 def pairs(which):
+    """Variants of one case follow each other: they share what is expected of them."""
+    variants = cases.compiled_variants("backward", special=True)
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
-        for variant in cases.compiled_variants("backward", special=True)
-        if set(variant.needs) <= {"bias_grad", "bias", "mask"}
         for case in which
-        if cases.takes(variant, case)
+        for variant in variants
+        if set(variant.needs) <= {"bias_grad", "bias", "mask"}
+        and cases.takes(variant, case)
         and not (variant.kernel.endswith("-simt") and _is_slow(variant, case))
     ]
 

@@ -77,7 +77,7 @@ def explain(
     if json_file != "-":
         click.echo(found.table() if table else str(found))
     if json_file:
-        rows = [{**asdict(verdict), "variant": verdict.variant.key} for verdict in found]
+        rows = [{**verdict._asdict(), "variant": verdict.variant.key} for verdict in found]
         passed_over = [asdict(kernel) for kernel in found.passed_over]
         facts: dict[str, Any] = {
             "call": found.call,
