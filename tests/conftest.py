@@ -1,6 +1,7 @@
 """Tests that need a GPU are left out where there is none; a line at the top says so, and why."""
 
 import os
+import sys
 
 import pytest
 
@@ -16,6 +17,13 @@ def _no_gpu():
     except pytest.skip.Exception as skipped:  # without torch
         return str(skipped)
     return cases.no_gpu()
+
+
+def pytest_runtest_teardown():
+    """Other processes on this GPU need the memory that torch would keep after a large test."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
 
 
 def pytest_report_header():

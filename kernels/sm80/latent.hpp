@@ -45,7 +45,7 @@
 #include "latent/tokens.hpp"
 #include "sm80/config.hpp"
 #include "tile/merge_splits.hpp"
-#include "tile/products.hpp"
+#include "tile/products_fp8.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"

@@ -11,6 +11,7 @@
 #include <cutlass/numeric_types.h>
 #include <type_traits>
 
+#include "core/e4m3.hpp"
 #include "tile/fragment.hpp"
 #include "tile/multiply.hpp"
 #include "tile/visible_keys.hpp"
@@ -23,6 +24,8 @@ struct NoStart {};
 // quantized/products.hpp for Q and K that are rounded to int8.
 template <class Config, class Score, class Arch, class ElementK = typename Config::ElementK>
 struct Products {
+  static_assert(!std::is_same_v<ElementK, E4M3>, "this needs tile/products_fp8.hpp");
+  static_assert(!std::is_same_v<ElementK, int8_t>, "this needs quantized/products.hpp");
   using Element = typename Config::Element;
   using Address = typename Arch::SmemAddress;
   using TileQ = typename Config::TileQ;

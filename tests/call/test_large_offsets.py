@@ -32,7 +32,6 @@ def _one_at_a_time(tmp_path_factory):
         shared = shared.parent
     with locked(shared / "far_operand"):
         yield
-        torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("variant", cases.all_variants())

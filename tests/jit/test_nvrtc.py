@@ -34,6 +34,8 @@ CLASSES = [
     ("sm80/latent", "sm_89"),
     ("sm80/latent_64_ds_mla", "sm_89"),
     ("sm80/latent_ds_mla_v4", "sm_90"),
+    ("sm80/wide", "sm_90"),
+    ("sm89/wide_fp8", "sm_89"),
     ("sm90", "sm_90a"),
     ("sm90/int8_fp8", "sm_90a"),
     ("sm90/latent", "sm_90a"),
