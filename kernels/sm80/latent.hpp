@@ -186,7 +186,7 @@ struct Latent {
   }
 
  private:
-  // What copies go to.
+  // The buffers that tiles are copied to.
   CUTE_DEVICE static auto& stages_of(Shared& shared) {
     if constexpr (kConverts) {
       return shared.tokens;
