@@ -52,6 +52,8 @@ OPTIONS = {
     "sm80/int8_qk_general": ALL_OPTIONS - {"dropout"},
     "sm80/int8": {"sinks"},
     "sm80/int8_general": ALL_OPTIONS - {"dropout"},
+    "sm80/wide": ALL_OPTIONS - {"dropout"},
+    "sm80/wide_64": ALL_OPTIONS - {"dropout"},
     "sm89/int8_fp8": {"sinks"},
     "sm89/int8_fp8_general": ALL_OPTIONS - {"dropout"},
     "wmma": {"sinks"},

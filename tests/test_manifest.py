@@ -33,6 +33,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
     fp8 |= {f"sm80/latent{rows}_ds_mla{v4}" for rows in ("", "_64") for v4 in ("", "_v4")}
+    fp8 |= {"sm80/wide_fp8", "sm89/wide_fp8"}
     general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
     limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
     limited |= {f"{name}_general" for name in limited}
@@ -43,6 +44,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
+    others |= {"sm80/wide", "sm80/wide_64"}
     asked_for = limited | packed | rare_on_hopper
     assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))

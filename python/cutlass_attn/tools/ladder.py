@@ -24,7 +24,7 @@ from .experiment.runner import Progress
 EMULATED_SHAPE = Shape(1, 2, 2, 128, 128, 64)
 
 
-_WITH_MORE_OPTIONS = ("general", "varlen", "paged")
+_WITH_MORE_OPTIONS = ("general", "varlen", "paged", "wide")
 # The reason why a kernel that could run is not chosen (`why_preferred`, dispatch.cpp).
 _PASSED_OVER = re.compile(r"could run; \S+ is preferred (for|where) ")
 
