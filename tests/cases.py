@@ -40,6 +40,7 @@ OPTIONS = {
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm90/latent": {"sinks"},
+    "sm90/wide": {"sinks", "alibi_slopes", "attention_chunk"},
     "sm80/latent": {"sinks"},
     "sm80/latent_64": {"sinks"},
     "sm80/varlen": {"sinks", "alibi_slopes", "attention_chunk"},

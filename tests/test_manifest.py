@@ -40,7 +40,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     hopper = {"sm90", "sm90/split_keys", "sm90/bias", "sm90/varlen"}
     hopper |= {"sm90/mask", "sm90/bias_mask", "sm90/dropout"}
     rare_on_hopper = {"sm90/mask_dropout", "sm90/varlen_dropout", "sm90/paged", "sm90/int8_fp8"}
-    rare_on_hopper |= {"sm90/latent", "sm90/latent_ds_mla"}
+    rare_on_hopper |= {"sm90/latent", "sm90/latent_ds_mla", "sm90/wide"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}

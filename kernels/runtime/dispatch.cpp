@@ -55,6 +55,8 @@ constexpr Counted kCounts[] = {
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(rows_of(p)); }},
     {&CallRanges::keys, "%s keys",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.seq_k.seqlen); }},
+    {&CallRanges::head_dim, "head dim %s",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.head_dim); }},
     {&CallRanges::num_splits, "num_splits=%s",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.num_splits); }},
     {&CallRanges::blocks_per_sm, "%s blocks an SM",

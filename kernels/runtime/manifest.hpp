@@ -15,7 +15,7 @@ struct CallRanges {
   struct Range {
     float from = 0.0f, below = kUnlimited;
   };
-  Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
+  Range blocks_per_sm = {}, rows = {}, keys = {}, head_dim = {}, splits = {}, num_splits = {};
 };
 
 // A kernel of the manifest: its requirements of a call, and how it is launched.

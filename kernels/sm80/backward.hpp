@@ -106,8 +106,10 @@ struct Backward {
     Problem const& p = params.problem;
     float const v_scale = Config::kMayDrop ? block.dropout.kept_scale : 1.0f;
     float const scale = p.logits.softmax_scale * v_scale;
+    int const thread = opaque_index(Arch::thread());
     auto const store_rows = [&](Operand const& to, int columns, float factor, auto const& grad) {
-      store_grad<Config, Arch>(to, columns, factor, block, p, grad, opaque_index(Arch::thread()));
+      store_grad<Config, Arch>(to, columns, factor, block, p, grad, thread,
+                               Step::column_group(thread / 32) * (Config::kColumns / 8));
     };
     if constexpr (Config::kHasRoles) {
       // Not step.role(): it would stay in local memory until here (8 bytes with packed sequences).

@@ -56,7 +56,10 @@ struct BackwardStep {
   }
 
   CUTE_DEVICE int warp_n() const { return warp % Config::kWarpsN; }
-  CUTE_DEVICE int role() const { return unsigned(warp) / Config::kWarpsN; }
+  CUTE_DEVICE int role() const { return unsigned(warp) / Config::kPairs; }
+  CUTE_DEVICE static int column_group(int warp) {
+    return Config::kColumnGroups > 1 ? unsigned(warp) / Config::kWarpsN % Config::kColumnGroups : 0;
+  }
 
   // Starts the copies of K and V.
   CUTE_DEVICE void load_keys() const {
@@ -159,7 +162,8 @@ struct BackwardStep {
     Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K, V, visible and queries_of_key full
     int const lane = Arch::thread() % 32;
-    Address const rows = Products::key_rows(Arch::smem_address(shared.k), warp_n(), lane);
+    Address const rows = Products::key_rows(Arch::smem_address(shared.k), warp_n(), lane) +
+                         Address(column_group(warp) * kGroupChunks * Config::TileKv::kChunkBytes);
     if constexpr (kHasRoles) {
       Products::load_stationary(rows + Address(role() * Config::kVDistance), 0, stationary[0]);
     } else {
@@ -203,7 +207,9 @@ struct BackwardStep {
 
   // If dO is copied at the beginning of its step: the warps of the second role, which copy it, wait
   // until it has landed, then signal the first role, which waits where it needs dO.
-  static constexpr int kGradOBarrier = 1 + Config::kWarpsN * Config::kSlices;
+  static constexpr int kGradOBarrier = 1 + Config::kPairs * Config::kSlices;
+  static constexpr int kSumBarrier = kGradOBarrier + Config::kGradOBarriers;
+  static constexpr int kGroupChunks = Config::kColumns / TileQ::kChunk;  // of a column group
   CUTE_DEVICE static void pass_grad_o() {
     Arch::template cp_async_wait_group<0>();
     Arch::sync(kGradOBarrier, Config::kThreads / 2);    // dO full
@@ -250,11 +256,14 @@ struct BackwardStep {
     Address const q = stage_of(shared.stages.q, stage);
     int const o =
         kGradOIsLate ? int(stage_of(shared.stages.grad_o, 0) - q) : Config::kGradODistance;
-    int const role = kHasRoles ? thread / 32 / Config::kWarpsN : 0;
-    Rows const rows{Products::key_rows(Arch::smem_address(shared.k), warp_n, lane) +
-                        Address(role * Config::kVDistance),
-                    Products::query_columns(q, lane) + Address(role * o),
-                    Products::query_rows(q, lane) + Address(kHasRoles ? (1 - role) * o : 0)};
+    int const role = kHasRoles ? thread / 32 / Config::kPairs : 0;
+    int const chunks = column_group(thread / 32) * kGroupChunks;
+    Address const keys = Arch::smem_address(shared.k) + Address(role * Config::kVDistance) +
+                         Address(chunks * Config::TileKv::kChunkBytes);
+    Address const columns = q + Address(chunks * TileQ::kChunkBytes);
+    Rows const rows{Products::key_rows(keys, warp_n, lane),
+                    Products::query_columns(columns, lane) + Address(role * o),
+                    Products::query_rows(columns, lane) + Address(kHasRoles ? (1 - role) * o : 0)};
     Address const stats = stage_of(shared.stats, stage);
     Address const s = stage_of(shared.stages.grad_s, stage) +
                       Address(TileS::offset(warp_n * Config::kWarpKeys + lane / 4, 0)) +
@@ -269,13 +278,15 @@ struct BackwardStep {
       int const first = place.first_query + slice * kSlice, last = first + kSlice - 1;
       Address const slice_stats = stats + Address(slice * kSlice * 8);
       if (last < visible.some_begin || first >= visible.some_end) {
-        if (!kHasRoles || this->role() == 1) clear_s(slice, s);
+        bool const stores_s = !kHasRoles || this->role() == 1;
+        if (stores_s && column_group(warp) == 0) clear_s(slice, s);
         if (this->role() == 0) wait_for_grad_o(slice);
         continue;
       }
       bool const is_masked = first < visible.all_begin || last >= visible.all_end;
       if constexpr (kHasRoles) {
-        run_role(role, place, slice, rows, slice_stats, s, queries, is_masked, lane, warp_n);
+        run_role(role, place, slice, rows, slice_stats, s, queries, is_masked, lane,
+                 thread / 32 % Config::kPairs);
       } else {
         run_both(place, slice, rows, slice_stats, s, queries, is_masked, lane);
       }
@@ -309,19 +320,20 @@ struct BackwardStep {
   // Both roles share one copy of the code of the products.
   CUTE_DEVICE void run_role(int role, StepPlace const& place, int slice, Rows const& rows,
                             Address stats, Address s, Address queries, bool is_masked, int lane,
-                            int warp_n) {
+                            int pair) {
     // Every slice of a step has a buffer and a barrier of its own for P, so that the first role
     // never waits.
     Address const handover =
         Arch::smem_address(shared.p) +
-        Address((warp_n * kBlockM + slice * kSlice) * Config::kWarpKeys * 2 + lane * 16);
-    int const barrier = 1 + warp_n * Config::kSlices + slice;
+        Address((pair * kBlockM + slice * kSlice) * Config::kWarpKeys * 2 + lane * 16);
+    int const barrier = 1 + pair * Config::kSlices + slice;
     Slice x;
     Packed words;
     SavedWeights saved;
     typename Scores::Entries entries;
     if (role == 0) entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
+    add_other_columns(role, pair, slice, lane, x);
     if (role == 0) {
       scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
                      words, saved);
@@ -331,11 +343,39 @@ struct BackwardStep {
     } else {
       Arch::sync(barrier, 64);  // P full
       receive(saved, handover);
-      add_bias(x, saved, place, slice, stats, lane);
+      bool const is_first = column_group(pair) == 0;
+      if (is_first) add_bias(x, saved, place, slice, stats, lane);
       scores.gradient(x, saved, stats, lane, words);
-      Products::store_s(words, slice, s);
+      if (is_first) Products::store_s(words, slice, s);
     }
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
+  }
+
+  // Adds the other column group's part of S or dP. Both warps get equal bits: a sum of two does not
+  // depend on the order. The next step overwrites the parts after a barrier of the block.
+  CUTE_DEVICE void add_other_columns(int role, int pair, int slice, int lane, Slice& x) const {
+    if constexpr (Config::kColumnGroups > 1) {
+      int const group = column_group(pair), warp_n = pair % Config::kWarpsN;
+      auto& parts = shared.parts[role][warp_n][slice];
+      CUTE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        CUTE_UNROLL
+        for (int m = 0; m < Config::kKeyBlocks; ++m) {
+          float const(&own)[4] = x.block(m, n);
+          parts[group].blocks[n][m][lane] = {{own[0], own[1], own[2], own[3]}};
+        }
+      }
+      Arch::sync(kSumBarrier + role * Config::kWarpsN + warp_n, 64);  // both parts full
+      CUTE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        CUTE_UNROLL
+        for (int m = 0; m < Config::kKeyBlocks; ++m) {
+          auto const other = parts[group ^ 1].blocks[n][m][lane];
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) x.block(m, n)[i] += other.x[i];
+        }
+      }
+    }
   }
 
   // Adds dP of a slice to the bias gradient.
@@ -363,11 +403,11 @@ struct BackwardStep {
 
   CUTE_DEVICE static void send(SavedWeights const& saved, Address to) {
     send(saved.products, to);
-    if constexpr (Config::kHasBiasGrad) send(saved.logits, to + Address(TileS::kBytes));
+    if constexpr (Config::kHasBiasGrad) send(saved.logits, to + Address(Config::kPBytes));
   }
   CUTE_DEVICE static void receive(SavedWeights& saved, Address from) {
     receive(saved.products, from);
-    if constexpr (Config::kHasBiasGrad) receive(saved.logits, from + Address(TileS::kBytes));
+    if constexpr (Config::kHasBiasGrad) receive(saved.logits, from + Address(Config::kPBytes));
   }
   CUTE_DEVICE static void send(Packed const& words, Address to) {
     CUTE_UNROLL

@@ -24,6 +24,9 @@
 //   Conversion: for an 8-bit cache, the copying warps convert the bytes of their tokens to 16 bits
 //               (latent_token_producer.hpp). Shared memory then holds two tiles and the bytes of a
 //               third
+//   Own values: with::OwnValues is for V that is a tensor of its own, in heads of more columns than
+//               an output warpgroup of sm90/forward.hpp has registers for. The ring holds tiles of
+//               32 keys, of K and V in turn; the scores' warpgroup releases those of K
 //   Merge:      by the output warpgroups, as in sm80/latent.hpp (tile/merge_splits.hpp)
 //
 // Clocks of an SM per tile, at 2048 multiply-adds and 128 bytes of shared memory per clock: tensor
@@ -41,7 +44,7 @@ namespace cutlass_attn::sm90 {
 template <class Element, class Shape, class... Options>
 struct Latent {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
-  static_assert(Traits::template are_among<with::StoredAs<DsMla>>);
+  static_assert(Traits::template are_among<with::StoredAs<DsMla>, with::OwnValues>);
   using Config = LatentConfig<Traits>;
   using Shared = typename Config::SharedStorage;
   using Params = LatentParams;
@@ -69,6 +72,7 @@ struct Latent {
                       own.end * kBlockN,
                       mask.tile_mask(tile.q_begin),
                       {p, p.k, tile, mask}};
+      if constexpr (Config::kHasOwnValues) shared.values = {p, p.v, tile, mask};
       init_barriers<Arch>(shared);
     }
     Arch::sync();  // block full, barriers initialised
@@ -90,7 +94,7 @@ struct Latent {
  private:
   template <class Arch>
   CUTE_DEVICE static void init_barriers(Shared& shared) {
-    constexpr int kWarps = 4, kReaders = Config::kOutputGroups * kWarps;
+    constexpr int kWarps = 4, kReaders = Config::kReaders;
     for (int i = 0; i < Config::kStages; ++i) {
       Arch::mbarrier_init(&shared.k_full[i], Config::kUnits);
       Arch::mbarrier_init(&shared.k_empty[i], kReaders);

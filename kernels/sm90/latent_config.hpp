@@ -24,6 +24,10 @@ struct LatentConfig {
   using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  // Whether V is a tensor of its own. The ring then holds tiles of K and of V in turn.
+  static constexpr bool kHasOwnValues = Traits::template has<with::OwnValues>;
+  static constexpr int kTilesOfStep = kHasOwnValues ? 2 : 1;
+  static_assert(!kHasOwnValues || (!kConverts && kHeadDim == kHeadDimV));
   static constexpr int kGroupThreads = 128, kOutputGroups = Traits::kWarpsN;
   static constexpr int kThreads = kGroupThreads * (2 + kOutputGroups);
   static constexpr int kColumns = kHeadDimV / kOutputGroups;  // of O, of an output warpgroup
@@ -32,16 +36,19 @@ struct LatentConfig {
   static_assert(kHeadDim % 64 == 0 && kColumns % 64 == 0 && kHeadDim >= kHeadDimV);
 
   // Registers per thread; four threads, one of each warpgroup, have 512. O takes 128, each chunk of
-  // 64 columns of Q that stays in registers takes 16, and S of two tiles takes 48.
+  // 64 columns of Q that stays in registers takes 16, and S of two tiles of 48 keys takes 48.
   static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
   static constexpr int kKeptChunks = 3;
 
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim - kKeptChunks * 64>;  // the other chunks of Q
 
-  // The copying warps take units of 16 keys in turn.
+  // The copying warps take units of 16 keys in turn. With values of their own, half of the warps
+  // copy V.
   static constexpr int kUnit = 16, kUnits = kBlockN / kUnit, kCopyWarps = kGroupThreads / 32;
+  static constexpr int kWarpsOfTile = kCopyWarps / kTilesOfStep;
   static_assert(kBlockN % kUnit == 0);
+  static_assert(!kHasOwnValues || kUnits == kWarpsOfTile, "a warp copies only K or only V");
 
   struct alignas(16) Words {
     uint32_t words[4];
@@ -68,6 +75,10 @@ struct LatentConfig {
     alignas(16) uint8_t rows[kUnit][kRowBytes];
   };
   struct NoTokens {};
+  struct Values {
+    Source values;  // rows of V
+  };
+  struct NoValues {};
   struct TokenBuffers {
     Tokens tokens[kCopyWarps];
   };
@@ -78,7 +89,10 @@ struct LatentConfig {
   static constexpr int kStages = (kMaxSmemBytes - kOtherBytes - TileQ::kBytes -
                                   kWeights * int(sizeof(Weights)) - kTokenBytes) /
                                  TileK::kBytes;
-  static_assert(kStages >= 2);
+  static_assert(kStages >= 2 * kTilesOfStep);
+  // Arrivals that release a tile: of the output warpgroups' warps, which read tiles of V. A tile of
+  // K that is not V as well is released by the four warps of the scores.
+  static constexpr int kReaders = kOutputGroups * 4, kScoreArrivals = kReaders / 4;
 
   struct Tiles {
     alignas(1024) char k[kStages][TileK::kBytes];
@@ -87,12 +101,14 @@ struct LatentConfig {
     SoftmaxRow rows[kBlockM];                           // after the last tile
     typename Source::Row addresses[kCopyWarps][kUnit];  // rows that a warp copies next
     uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
-    arch::Barrier k_full[kStages], k_empty[kStages];    // empty: read by the output warpgroups
+    arch::Barrier k_full[kStages], k_empty[kStages];    // empty: kReaders have released the tile
     arch::Barrier p_full[kWeights], p_empty[kWeights];
     int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;
   };
-  struct SharedStorage : Tiles, std::conditional_t<kConverts, TokenBuffers, NoTokens> {};
+  struct SharedStorage : Tiles,
+                         std::conditional_t<kConverts, TokenBuffers, NoTokens>,
+                         std::conditional_t<kHasOwnValues, Values, NoValues> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 
   // Position of a thread of any warpgroup in the 64 rows.

@@ -55,14 +55,18 @@ struct LatentOutput {
   Result result = {};
 
   CUTE_DEVICE void run() {
-    Ring<Config::kStages> k;
+    Ring<Config::kStages> v;
     Ring<Config::kWeights> in;
     CUTE_NO_UNROLL
     for (int key = shared.block.first; key < shared.block.last; key += kN) {
+      if constexpr (Config::kHasOwnValues) {
+        v.advance();  // beyond K
+        Arch::mbarrier_wait(&shared.k_full[v.stage], v.round);
+      }
       Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
-      step(shared.k[k.stage], in.stage);
-      release(&shared.k_empty[k.stage]);
-      k.advance();
+      step(shared.k[v.stage], in.stage);
+      release(&shared.k_empty[v.stage]);
+      v.advance();
       in.advance();
     }
     Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);

@@ -5,8 +5,9 @@
 
 namespace cutlass_attn::sm90 {
 
-// A warp copies every fourth unit of 16 keys. It waits for its own copies only, so units of four
-// warps are in flight. Then it makes them visible to wgmma.
+// A warp copies every fourth unit of 16 keys, or every second unit of K or of V. It waits for its own copies only, so units of four
+// warps are in flight. Then it makes them visible to wgmma. Its next unit is on the way to L2
+// meanwhile, as shared memory has no room for it yet.
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;
@@ -21,9 +22,9 @@ struct LatentProducer {
 
   CUTE_DEVICE void run() const {
     Problem const& p = params.problem;
-    Rows rows{p, p.k, params.by_page, lane, 0, shared.addresses[warp], {}, shared.block.source};
+    Rows rows{p, operand(), params.by_page, lane, 0, shared.addresses[warp], {}, source()};
     int32_t const& last = shared.block.last;  // read again: a copy would take a register
-    int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
+    int key = shared.block.first + warp % Config::kWarpsOfTile * kUnit, unit = warp;  // of its tile
     Ring<kStages> ring;
     rows.look_up_if(key, last);
     while (key < last) {
@@ -35,12 +36,15 @@ struct LatentProducer {
       Arch::mbarrier_wait(&shared.k_empty[ring.stage], ring.round ^ 1);
       rows.place();
       Arch::sync_warp();  // addresses full
-      copy(shared.k[ring.stage], unit * kUnit);
+      copy(shared.k[ring.stage], unit * kUnit, columns());
       Arch::cp_async_commit_group();
-      uint32_t const present = rows.present();
-      if (lane == 0) shared.present[ring.stage][unit] = present;
-      key += Config::kCopyWarps * kUnit;
+      if constexpr (!Config::kHasOwnValues) {
+        uint32_t const present = rows.present();
+        if (lane == 0) shared.present[ring.stage][unit] = present;
+      }
+      key += Config::kWarpsOfTile * kUnit;
       rows.look_up_if(key, last);  // while the copies are in flight
+      if (key < last && rows.row) Arch::prefetch_l2(rows.row, columns() * int(sizeof(Element)));
       Arch::template cp_async_wait_group<0>();
       Arch::fence_proxy_async();
       Arch::sync_warp();  // the copies of all lanes have landed
@@ -50,9 +54,25 @@ struct LatentProducer {
   }
 
  private:
+  CUTE_DEVICE bool is_of_values() const {
+    return Config::kHasOwnValues && warp >= Config::kWarpsOfTile;
+  }
+  CUTE_DEVICE Operand const& operand() const {
+    return is_of_values() ? params.problem.v : params.problem.k;
+  }
+  CUTE_DEVICE typename Config::Source const& source() const {
+    if constexpr (Config::kHasOwnValues) {
+      if (is_of_values()) return shared.values;
+    }
+    return shared.block.source;
+  }
+  CUTE_DEVICE int columns() const {
+    return is_of_values() ? params.problem.head_dim_v : params.problem.head_dim;
+  }
+
   // Eight lanes copy 64 columns of a row. Rows that are no keys become zeros.
-  CUTE_DEVICE void copy(char* tile, int begin) const {
-    int const column = lane % 8 * 8, head_dim = params.problem.head_dim;
+  CUTE_DEVICE void copy(char* tile, int begin, int columns) const {
+    int const column = lane % 8 * 8;
     CUTE_NO_UNROLL
     for (int i = 0; i < kUnit / 4; ++i) {
       int const r = i * 4 + lane / 8;
@@ -61,7 +81,7 @@ struct LatentProducer {
       CUTE_UNROLL
       for (int c = 0; c < TileK::kChunks; ++c) {
         Arch::cp_async(to + c * TileK::kChunkBytes, from + c * 64 + column,
-                       from && c * 64 + column < head_dim);
+                       from && c * 64 + column < columns);
       }
     }
   }

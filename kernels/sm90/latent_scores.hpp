@@ -32,6 +32,7 @@ struct LatentScores {
   S next, s;  // products of the next tile, in flight, and the scores of this one
   SoftmaxRows<Arch, kRows> softmax = {};
   Ring<kStages> k = {};
+  int last_stage = 0;  // of the tile of K that was issued last
   Ring<Config::kWeights> out = {};
 
   CUTE_DEVICE LatentScores(typename Config::Params const& params, Shared& shared)
@@ -54,12 +55,12 @@ struct LatentScores {
       take();
       CUTE_NO_UNROLL
       for (int key = first; key < last - kN; key += kN) {
-        int const stage = k.last();
+        int const stage = last_stage;
         issue();
         softmax_of_tile(key, stage);
         take();
       }
-      softmax_of_tile(last - kN, k.last());
+      softmax_of_tile(last - kN, last_stage);
     }
     softmax.complete_sums();
     wait_for_room();
@@ -120,11 +121,17 @@ struct LatentScores {
                                        keys + column_step<TileK>(i), true);
     }
     Arch::wgmma_commit();
-    k.advance();
+    last_stage = k.stage;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kTilesOfStep; ++i) k.advance();
   }
   CUTE_DEVICE void take() {
     Arch::template wgmma_wait<0>(next.x, q);
     s = next;
+    if constexpr (Config::kHasOwnValues) {
+      // The wait above is of the warp.
+      if (lane < Config::kScoreArrivals) Arch::mbarrier_arrive(&shared.k_empty[last_stage]);
+    }
   }
 
   // Softmax of the tile at `key`, whose mask bits are in `stage`; stores P and the factors.

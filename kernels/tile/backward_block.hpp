@@ -72,10 +72,11 @@ CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
   }
 }
 
-// Rounds and stores dK or dV. `thread`: index among the threads that compute.
+// Rounds and stores dK or dV. `thread`: index among the threads that compute; first_block: index of
+// the first 8 columns of `grad` in the head dim.
 template <class Config, class Arch, class Block, class Grad>
 CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block const& block,
-                            Problem const& p, Grad const& grad, int thread) {
+                            Problem const& p, Grad const& grad, int thread, int first_block = 0) {
   using Element = typename Config::Element;
   if (to.data == nullptr) return;
   int const lane = thread % 32;
@@ -88,15 +89,15 @@ CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block c
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
       CUTE_UNROLL
-      for (int first = 0; first < Config::kHeadDim / 8; first += 4) {
+      for (int first = 0; first < Grad::kN; first += 4) {
         uint32_t words[4];
         CUTE_UNROLL
         for (int n = 0; n < 4; ++n) {
           words[n] = Arch::template pack<Element>(grad(2 * half, m, first + n) * scale,
                                                   grad(2 * half + 1, m, first + n) * scale);
         }
-        store_columns<Arch>(target, words, first, columns, first_row + m * 16 + half * 8 < keys,
-                            lane);
+        store_columns<Arch>(target, words, first_block + first, columns,
+                            first_row + m * 16 + half * 8 < keys, lane);
       }
       target += 8 * to.row_stride;
     }

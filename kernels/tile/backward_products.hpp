@@ -24,7 +24,7 @@ struct BackwardProducts {
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   // S or dP of a slice, in m16n8 blocks of (key, query); dK or dV, in blocks of (key, column).
   using Slice = Fragment<float, kKeyBlocks, kSlice / 8>;
-  using Grad = Fragment<float, kKeyBlocks, Config::kHeadDim / 8>;
+  using Grad = Fragment<float, kKeyBlocks, 2 * Config::kSteps>;
   using Packed = Words[kSlice / 16][kKeyBlocks];  // a slice, rounded
   using Stationary = Words[kStationary > 0 ? kStationary : 1][kKeyBlocks];
 

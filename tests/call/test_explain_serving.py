@@ -106,6 +106,7 @@ def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
         ("sm_90", torch.bfloat16, 1, {}, "sm80/wide"),
         ("sm_90", torch.bfloat16, 4, {"window": (500, 0), "softcap": 30.0}, "sm80/wide"),
         ("sm_89", torch.bfloat16, 5, {"attention_chunk": 100}, "sm80/wide_64"),
+        ("sm_90", torch.bfloat16, 5, {"attention_chunk": 100}, "sm90/wide"),
         ("sm_89", torch.float8_e4m3fn, 5, {}, "sm89/wide_fp8"),
         ("sm_80", torch.float8_e4m3fn, 1, {}, "sm80/wide_fp8"),
     ],

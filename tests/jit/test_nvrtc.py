@@ -39,6 +39,7 @@ CLASSES = [
     ("sm90", "sm_90a"),
     ("sm90/int8_fp8", "sm_90a"),
     ("sm90/latent", "sm_90a"),
+    ("sm90/wide", "sm_90a"),
     ("sm90/backward_wgmma", "sm_90a"),
     ("sm90/backward_two_pass", "sm_90a"),
 ]

@@ -33,6 +33,18 @@ TEST(few) {
   run<sm80::Backward<Half, Tile<256, 32, 64, 8>>, IdentityScore>(wide);
 }
 
+// Beyond head dim 256 two warps share a role and divide the columns.
+TEST(few_columns) {
+  Case c{.name = "columns divided", .heads_q = 2, .seqlen_q = 50, .seqlen_k = 70, .mask = causal()};
+  c.head_dim = 328;
+  run<sm80::Backward<Half, Tile<512, 16, 32, 8>>, IdentityScore>(c);
+  c.softcap = 1.5f, c.seqlen_q = 90;
+  run<sm80::Backward<Half, Tile<512, 32, 32, 8>>, SoftcapScore>(c);
+  Case b{.name = "bias", .heads_q = 1, .seqlen_q = 40, .softcap = 1.5f, .dropout = 0.3f};
+  b.has_bias = true, b.head_dim = 512;
+  run<BiasGrad<Half, Tile<512, 16, 32, 8>>, GeneralScore>(b);
+}
+
 TEST(few_terms) {
   using Both = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
   using Roles = sm80::Backward<Half, Tile<128, 32, 128, 8>>;
@@ -94,6 +106,8 @@ TEST(races) {
   run<sm80::Backward<BFloat, Tile<128, 64, 128, 8>>, IdentityScore>(c);
   run<sm80::Backward<Half, Tile<128, 32, 128, 8>, with::FixedOrder>, IdentityScore>(c);
   run<BiasGrad<BFloat, Tile<128, 32, 64, 8>>, GeneralScore>(bias_cases(128)[3]);
+  c.head_dim = 512, c.seqlen_q = 40, c.seqlen_k = 70;
+  run<sm80::Backward<Half, Tile<512, 16, 32, 8>, with::FixedOrder>, IdentityScore>(c);
   c.head_dim = 64, c.has_bias = c.has_mask = true;
   run<sm80::Backward<Half, Tile<64, 32, 128, 4>, with::PackedRows, with::FixedOrder,
                      with::GeneralScore>,

@@ -10,6 +10,7 @@
 #include "sm80/decode.hpp"
 #include "sm80/forward.hpp"
 #include "sm80/latent.hpp"
+#include "sm90/latent.hpp"
 
 using namespace cutlass_attn;
 using packed::Paged;
@@ -172,7 +173,10 @@ std::vector<KernelUnderTest> kernels_under_test() {
                        &run_split<Wide>};
   KernelUnderTest wide_fp8{"sm80/wide_fp8/f16/d512/16x32x1c4, columns divided, converted",
                            DType::kFloat16, &run_split<WideFp8, PagedFp8>};
-  wide.head_dim = wide_fp8.head_dim = 512;
+  using WideWgmma = sm90::Latent<Half, TileShape<512, 512, 64, 32, 4, 2>, with::OwnValues>;
+  KernelUnderTest wide_wgmma{"sm90/wide/f16/d512/64x32x4c2, columns divided, pages",
+                             DType::kFloat16, &run_split<WideWgmma, Paged, SoftcapScore>};
+  wide.head_dim = wide_fp8.head_dim = wide_wgmma.head_dim = 512;
   alibi.has_alibi = true;
   decode.is_decode = decode_fp8.is_decode = wide.is_decode = wide_fp8.is_decode = true;
   decode_fp8.fp8_kv = paged_fp8.fp8_kv = wide_fp8.fp8_kv = true;
@@ -186,5 +190,6 @@ std::vector<KernelUnderTest> kernels_under_test() {
           paged_fp8,
           alibi,
           wide,
-          wide_fp8};
+          wide_fp8,
+          wide_wgmma};
 }
