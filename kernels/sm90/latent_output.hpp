@@ -53,26 +53,21 @@ struct LatentOutput {
   Shared& shared;
   int const group = Arch::uniform(Threads::thread() / Config::kGroupThreads);
   Result result = {};
-  Ring<Config::kStages> v = {};
-  Ring<Config::kWeights> in = {};
 
   CUTE_DEVICE void run() {
-    int const first = shared.block.first, last = shared.block.last;
-    if (first < last) {
-      // P V of a tile is in flight while P of the next one is read.
-      Weights p = read_weights(), next;
-      issue(p);
-      CUTE_NO_UNROLL
-      for (int key = first + kN; key < last; key += kN) {
-        int const stage = v.stage;
-        v.advance();
-        next = read_weights();
-        complete(p, stage);
-        rescale(next);
-        p = next;
-        issue(p);
+    Ring<Config::kStages> v;
+    Ring<Config::kWeights> in;
+    CUTE_NO_UNROLL
+    for (int key = shared.block.first; key < shared.block.last; key += kN) {
+      if constexpr (Config::kHasOwnValues) {
+        v.advance();  // beyond K
+        Arch::mbarrier_wait(&shared.k_full[v.stage], v.round);
       }
-      complete(p, v.stage);
+      Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
+      step(shared.k[v.stage], in.stage);
+      release(&shared.k_empty[v.stage]);
+      v.advance();
+      in.advance();
     }
     Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
     Place const place{Threads::thread()};
@@ -87,46 +82,25 @@ struct LatentOutput {
   }
 
  private:
-  // P of a tile as the A operand, and the factors of O.
-  struct Weights {
+  // O += P V of a tile.
+  CUTE_DEVICE void step(char const* tile, int stage) {
+    auto const& from = shared.weights[stage];
+    int const thread = Arch::thread() % Config::kGroupThreads;
     uint32_t p[kN / 16][4];
     float factors[kRows];
-  };
-
-  CUTE_DEVICE Weights read_weights() {
-    if constexpr (Config::kHasOwnValues) {
-      v.advance();  // beyond K
-      Arch::mbarrier_wait(&shared.k_full[v.stage], v.round);
-    }
-    Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
-    auto const& from = shared.weights[in.stage];
-    int const thread = Arch::thread() % Config::kGroupThreads;
-    Weights weights;
     CUTE_UNROLL
     for (int n = 0; n < kN / 16; ++n) {
       typename Config::Words const words = from.p[n][thread];
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) weights.p[n][i] = words.words[i];
+      for (int i = 0; i < 4; ++i) p[n][i] = words.words[i];
     }
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) weights.factors[i] = from.factors[thread][i];
-    release(&shared.p_empty[in.stage]);
-    in.advance();
-    return weights;
-  }
-
-  CUTE_DEVICE void rescale(Weights const& weights) {
-    float const(&factors)[kRows] = weights.factors;
+    for (int i = 0; i < kRows; ++i) factors[i] = from.factors[thread][i];
+    release(&shared.p_empty[stage]);
     bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
     unpredicated_if(Arch::any(changes), [&] {
       for (int i = 0; i < kRows; ++i) result.softmax.scale(as_rows(result.acc_o), i, factors[i]);
     });
-  }
-
-  // Starts O += P V of the tile that follows in the ring.
-  CUTE_DEVICE void issue(Weights& weights) {
-    uint32_t(&p)[kN / 16][4] = weights.p;
-    char const* const tile = shared.k[v.stage];
     constexpr int kGroupBytes = Config::kColumns / 64 * TileK::kChunkBytes;
     auto const values = Arch::descriptor(tile + group * kGroupBytes, TileK::kChunkBytes, 1024);
     auto& o = result.acc_o.x;
@@ -139,10 +113,7 @@ struct LatentOutput {
       Arch::template wgmma_rs<Element>(columns, p[n], at + n * 16 * TileK::kRowBytes / 16, true);
     }
     Arch::wgmma_commit();
-  }
-  CUTE_DEVICE void complete(Weights& weights, int stage) {
-    Arch::template wgmma_wait<0>(result.acc_o.x, weights.p);
-    release(&shared.k_empty[stage]);
+    Arch::template wgmma_wait<0>(o, p);
   }
 
   // Normalises and stores the columns of O, and LSE.
