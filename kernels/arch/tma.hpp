@@ -33,10 +33,6 @@ struct Tma {
         "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
-  // cp.async.bulk.prefetch.L2: `bytes` and the address are multiples of 16.
-  CUTE_DEVICE static void prefetch_l2(void const* from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-  }
   CUTE_DEVICE static void prefetch_tensormap(TensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
   }
@@ -53,7 +49,6 @@ struct Tma {
                        int w) {
     simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});
   }
-  static void prefetch_l2(void const*, int) {}
   static void prefetch_tensormap(TensorMap const&) {}
 };
 

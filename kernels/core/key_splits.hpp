@@ -144,15 +144,14 @@ inline int32_t splits_of_size(Problem const& p) {
 //   static constexpr int kTileKeys;    // keys of their tiles
 template <class Choice>
 KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
-                               KernelFacts const& facts, int tile_keys,
-                               int32_t group = KeySplits::kMax) {
+                               KernelFacts const& facts, int tile_keys) {
   int32_t count = p.split_size > 0 ? splits_of_size(p) : p.num_splits;
   if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
   if (count > KeySplits::kMax) count = KeySplits::kMax;
   // The largest padded head dim of a kernel that can run the call.
   int const padded =
       (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
-  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group,
+  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), KeySplits::kMax,
           p.split_size / tile_keys};
 }
 

@@ -7,15 +7,14 @@
 namespace cutlass_attn {
 
 // Chooses the number of splits with the least modelled latency. The unit of time is one key in a
-// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and what a
-// split adds to a tile: its result, 32 KB for 16 rows, is stored and merged. The constants are
-// fitted to an H200 (docs/latent.md), where 1x32768 keys take 6 us + 62 ns a key + 0.16 us a split.
+// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and the
+// results that are merged one after the other, of 32 KB for 16 rows. The constants are fitted to an
+// H200 (docs/latent.md).
 struct LatentSplits {
   static constexpr int kMaxHeadDim = 512;
   static constexpr int kMinKeys = 64;            // fewest keys of a split: two tiles
   static constexpr int kStartKeys = 30;          // start of a block: launch, Q, first tile
   static constexpr int kMergeKeys = 40;          // from a store to the last block's read
-  static constexpr int kGroup = 16;              // see KeySplits::group
   static constexpr int kBlockBytes = 100 << 10;  // most shared memory of a block
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
@@ -41,14 +40,27 @@ struct LatentSplits {
     return int32_t(best);
   }
 
+  // KeySplits::group of `count` splits. Two levels of about equal groups take the least time, but a
+  // second level takes as long as three more results. With a fixed split size, sums must not depend
+  // on the number of splits.
+  static int32_t group_of(int32_t count, bool is_fixed) {
+    if (is_fixed) return 16;
+    if (count <= 8) return 8;
+    int32_t group = 3;
+    while (group * group < count) ++group;
+    return group;
+  }
+
  private:
   static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int64_t num_sms,
                       int block_m) {
     int64_t const waves = (tiles * n + blocks - 1) / blocks;
     // Two blocks on one SM take 1.5 times as long per key.
     int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
-    int64_t const result_keys = block_m == 16 ? 3 : 20;  // of one split
-    return waves * (own + kStartKeys) + (n == 1 ? 0 : kMergeKeys + n * result_keys);
+    int32_t const group = group_of(int32_t(n), false);
+    int64_t const results = n <= group ? n : group + KeySplits::groups_of(int32_t(n), group) + 3;
+    int64_t const result_keys = block_m == 16 ? 9 : 60;
+    return waves * (own + kStartKeys) + (n == 1 ? 0 : kMergeKeys + results * result_keys);
   }
 };
 
@@ -133,8 +145,10 @@ struct LatentParams : VarlenParams {
     if (int32_t const each = facts.block_n; each > 0 && scheduled.split_size > 0) {
       rounded.split_size = (scheduled.split_size + each - 1) / each * each;
     }
-    return size_of_splits<LatentSplits>(rounded, tiles, device, facts, facts.block_n,
-                                        LatentSplits::kGroup);
+    KeySplits::Size size =
+        size_of_splits<LatentSplits>(rounded, tiles, device, facts, facts.block_n);
+    size.group = LatentSplits::group_of(size.count, scheduled.split_size > 0);
+    return size;
   }
 };
 

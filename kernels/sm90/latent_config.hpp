@@ -36,9 +36,9 @@ struct LatentConfig {
   static_assert(kHeadDim % 64 == 0 && kColumns % 64 == 0 && kHeadDim >= kHeadDimV);
 
   // Registers per thread; four threads, one of each warpgroup, have 512. O takes 128, each chunk of
-  // 64 columns of Q that stays in registers takes 16, and S of two tiles of 48 keys takes 48.
+  // 64 columns of Q that stays in registers takes 16, and S of 48 keys takes 24.
   static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
-  static constexpr int kKeptChunks = 3;
+  static constexpr int kKeptChunks = kBlockN > 32 ? 4 : 5;
 
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim - kKeptChunks * 64>;  // the other chunks of Q
@@ -54,11 +54,11 @@ struct LatentConfig {
     uint32_t words[4];
   };
   // P of a tile, rounded, as the A operand of wgmma: thread t of the scores' warpgroup stores the
-  // registers that thread t of each output warpgroup loads. factors: of O of the thread's rows,
-  // because of a new row max.
+  // registers that thread t of each output warpgroup loads. factors: of the rows of O, because of a
+  // new row max.
   struct Weights {
     Words p[kBlockN / 16][kGroupThreads];
-    alignas(8) float factors[kGroupThreads][kRows];
+    float factors[kBlockM];
   };
   struct BlockInfo {
     Coord tile;
@@ -84,7 +84,7 @@ struct LatentConfig {
   };
   static constexpr int kTokenBytes = kConverts ? int(sizeof(TokenBuffers)) : 0;
 
-  static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 3072;
+  static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 2048;
   static constexpr int kWeights = 2;  // buffers
   static constexpr int kStages = (kMaxSmemBytes - kOtherBytes - TileQ::kBytes -
                                   kWeights * int(sizeof(Weights)) - kTokenBytes) /

@@ -95,7 +95,9 @@ struct LatentOutput {
       for (int i = 0; i < 4; ++i) p[n][i] = words.words[i];
     }
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) factors[i] = from.factors[thread][i];
+    for (int i = 0; i < kRows; ++i) {
+      factors[i] = from.factors[typename Config::Place{thread}.row(i)];
+    }
     release(&shared.p_empty[stage]);
     bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
     unpredicated_if(Arch::any(changes), [&] {

@@ -6,8 +6,7 @@
 namespace cutlass_attn::sm90 {
 
 // A warp copies every fourth unit of 16 keys, or every second unit of K or of V. It waits for its own copies only, so units of four
-// warps are in flight. Then it makes them visible to wgmma. Its next unit is on the way to L2
-// meanwhile, as shared memory has no room for it yet.
+// warps are in flight. Then it makes them visible to wgmma.
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;
@@ -44,7 +43,6 @@ struct LatentProducer {
       }
       key += Config::kWarpsOfTile * kUnit;
       rows.look_up_if(key, last);  // while the copies are in flight
-      if (key < last && rows.row) Arch::prefetch_l2(rows.row, columns() * int(sizeof(Element)));
       Arch::template cp_async_wait_group<0>();
       Arch::fence_proxy_async();
       Arch::sync_warp();  // the copies of all lanes have landed

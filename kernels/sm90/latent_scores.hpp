@@ -8,7 +8,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// The first chunks of Q stay in registers. Shared memory has no room for all of Q and three tiles,
+// The first chunks of Q stay in registers. Shared memory has no room for all of Q beside the tiles,
 // nor the bandwidth to read all of Q for each tile.
 template <class Config, class Score, class Arch>
 struct LatentScores {
@@ -29,10 +29,9 @@ struct LatentScores {
   FragmentScores<Arch, Score, Place, kRows, false, typename Config::Coord> const scores;
   float const log2_scale;
   uint32_t q[kKeptSteps][4];
-  S next, s;  // products of the next tile, in flight, and the scores of this one
+  S s;
   SoftmaxRows<Arch, kRows> softmax = {};
   Ring<kStages> k = {};
-  int last_stage = 0;  // of the tile of K that was issued last
   Ring<Config::kWeights> out = {};
 
   CUTE_DEVICE LatentScores(typename Config::Params const& params, Shared& shared)
@@ -50,17 +49,10 @@ struct LatentScores {
   CUTE_DEVICE void run() {
     int const first = shared.block.first, last = shared.block.last;
     load_queries();
-    if (first < last) {
-      issue();
-      take();
-      CUTE_NO_UNROLL
-      for (int key = first; key < last - kN; key += kN) {
-        int const stage = last_stage;
-        issue();
-        softmax_of_tile(key, stage);
-        take();
-      }
-      softmax_of_tile(last - kN, last_stage);
+    CUTE_NO_UNROLL
+    for (int key = first; key < last; key += kN) {
+      multiply();
+      softmax_of_tile(key);
     }
     softmax.complete_sums();
     wait_for_room();
@@ -104,45 +96,42 @@ struct LatentScores {
     Arch::sync(kBarrier, Config::kGroupThreads);  // Q full
   }
 
-  // Starts S of the next tile.
-  CUTE_DEVICE void issue() {
+  // S of the next tile. It starts after softmax of this tile: before it, P of this tile would wait
+  // for the copy of the next K, which waits for the release of an earlier tile.
+  CUTE_DEVICE void multiply() {
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     // opaque: without it, the compiler keeps the descriptors of all steps, in local memory.
     auto const rows = opaque(Arch::descriptor(shared.q, 16, 1024));
     auto const keys = Arch::descriptor(shared.k[k.stage], 16, 1024);
-    Arch::wgmma_fence(next.x, q);
+    Arch::wgmma_fence(s.x, q);
     CUTE_UNROLL
     for (int i = 0; i < kKeptSteps; ++i) {
-      Arch::template wgmma_rt<Element>(next.x, q[i], keys + column_step<TileK>(i), i != 0);
+      Arch::template wgmma_rt<Element>(s.x, q[i], keys + column_step<TileK>(i), i != 0);
     }
     CUTE_UNROLL
     for (int i = kKeptSteps; i < kSteps; ++i) {
-      Arch::template wgmma_ss<Element>(next.x, rows + column_step<TileQ>(i - kKeptSteps),
+      Arch::template wgmma_ss<Element>(s.x, rows + column_step<TileQ>(i - kKeptSteps),
                                        keys + column_step<TileK>(i), true);
     }
     Arch::wgmma_commit();
-    last_stage = k.stage;
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kTilesOfStep; ++i) k.advance();
-  }
-  CUTE_DEVICE void take() {
-    Arch::template wgmma_wait<0>(next.x, q);
-    s = next;
+    Arch::template wgmma_wait<0>(s.x, q);
     if constexpr (Config::kHasOwnValues) {
-      // The wait above is of the warp.
-      if (lane < Config::kScoreArrivals) Arch::mbarrier_arrive(&shared.k_empty[last_stage]);
+      // Each warp has waited for its own products.
+      if (lane < Config::kScoreArrivals) Arch::mbarrier_arrive(&shared.k_empty[k.stage]);
     }
   }
 
-  // Softmax of the tile at `key`, whose mask bits are in `stage`; stores P and the factors.
-  CUTE_DEVICE void softmax_of_tile(int key, int stage) {
+  // Softmax of the tile at `key`; stores P and the factors.
+  CUTE_DEVICE void softmax_of_tile(int key) {
     auto const rows = as_rows(s);
     if (scores.range.is_full(key)) {
       scores.apply(rows, key, std::true_type{});
     } else {
       scores.apply(rows, key, std::false_type{});
     }
-    if (p.kv.indices) mask_absent(stage);
+    if (p.kv.indices) mask_absent(k.stage);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kTilesOfStep; ++i) k.advance();
     float factors[kRows];
     softmax.softmax_weights_after_max(rows, factors, log2_scale);
     softmax.add_sums();
@@ -156,7 +145,9 @@ struct LatentScores {
            Arch::template pack<Element>(y[0], y[1]), Arch::template pack<Element>(y[2], y[3])}};
     }
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) to.factors[thread][i] = factors[i];
+    for (int i = 0; i < kRows; ++i) {
+      if (lane % 4 == 0) to.factors[Place{thread}.row(i)] = factors[i];
+    }
     publish();
     out.advance();
   }

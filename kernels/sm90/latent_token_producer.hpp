@@ -74,9 +74,7 @@ struct LatentTokenProducer {
     }
     Arch::cp_async_commit_group();
     uint32_t const present = rows.present();
-    int const next = key + Config::kCopyWarps * kUnit;
-    rows.look_up_if(next, shared.block.last);
-    if (next < shared.block.last && rows.row) Arch::prefetch_l2(rows.row, kFormat.row_bytes);
+    rows.look_up_if(key + Config::kCopyWarps * kUnit, shared.block.last);
     return present;
   }
 
