@@ -44,6 +44,20 @@ struct Mbarrier {
         "r"(parity)
         : "memory");
   }
+  // mbarrier.test_wait: whether mbarrier_wait() would return at once.
+  CUTE_DEVICE static bool mbarrier_has_ended(Barrier* barrier, int parity) {
+    uint32_t has_ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;\n"
+        "}\n"
+        : "=r"(has_ended)
+        : "r"(address(barrier)), "r"(parity)
+        : "memory");
+    return has_ended != 0;
+  }
 
  private:
   CUTE_DEVICE static uint32_t address(Barrier* barrier) { return shared_address(barrier); }
@@ -62,6 +76,9 @@ struct Mbarrier {
   }
   static void mbarrier_wait(Barrier* barrier, int parity) {
     simt::engine::mbarrier_wait(barrier, parity);
+  }
+  static bool mbarrier_has_ended(Barrier* barrier, int parity) {
+    return simt::engine::mbarrier_has_ended(barrier, parity);
   }
 };
 

@@ -59,7 +59,7 @@ struct LatentSplits {
     int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
     int32_t const group = group_of(int32_t(n), false);
     int64_t const results = n <= group ? n : group + KeySplits::groups_of(int32_t(n), group) + 3;
-    int64_t const result_keys = block_m == 16 ? 9 : 60;
+    int64_t const result_keys = block_m == 16 ? 14 : 130;
     return waves * (own + kStartKeys) + (n == 1 ? 0 : kMergeKeys + results * result_keys);
   }
 };

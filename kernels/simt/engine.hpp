@@ -151,11 +151,12 @@ void cp_async_commit_group();
 // never committed stay in flight, even for 0, where cp.async.wait_all would include them.
 void cp_async_wait_group(int pending);
 
-// mbarrier: init, arrive.expect_tx, and wait for the parity of a phase.
+// mbarrier: init, arrive.expect_tx, and wait and test_wait for the parity of a phase.
 void mbarrier_init(void* barrier, int arrivals);
 void fence_mbarrier_init();
 void mbarrier_arrive(void* barrier, int bytes);
 void mbarrier_wait(void* barrier, int parity);
+bool mbarrier_has_ended(void* barrier, int parity);
 
 // cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
 void tma_load(void* to, TensorMap const& map, void* barrier,

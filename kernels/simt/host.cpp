@@ -177,6 +177,9 @@ void mbarrier_init(void* barrier, int arrivals) {
 void fence_mbarrier_init() { self->worker->units().fence(); }
 void mbarrier_arrive(void* barrier, int bytes) { self->worker->mbarrier_arrive(barrier, bytes); }
 void mbarrier_wait(void* barrier, int parity) { self->worker->mbarrier_wait(barrier, parity); }
+bool mbarrier_has_ended(void* barrier, int parity) {
+  return self->worker->mbarrier_has_ended(barrier, parity);
+}
 void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {

@@ -234,22 +234,36 @@ class Worker {
   }
 
   void mbarrier_wait(void* address, int parity) {
+    AsyncUnits::Barrier& barrier = initialised(address);
+    while (!has_ended(barrier, address, parity)) {
+      {
+        race::Unseen const unseen;
+        barrier.waiters.push_back(self->id);
+      }
+      leave({Wait::kPhase, uint8_t(parity), uint16_t(units().offset(address) / 8)});
+    }
+    race::acquire(&barrier.token);
+  }
+  bool mbarrier_has_ended(void* address, int parity) {
+    AsyncUnits::Barrier& barrier = initialised(address);
+    bool const ended = has_ended(barrier, address, parity);
+    if (ended) race::acquire(&barrier.token);
+    return ended;
+  }
+
+  AsyncUnits::Barrier& initialised(void* address) {
     AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier == nullptr) {
       fail("waits at " + AsyncUnits::name(units().offset(address)) + ", which is not initialised");
     }
-    for (;;) {
-      {
-        race::Unseen const unseen;
-        std::vector<int> woken;
-        check(units().land(address, woken));
-        wake(woken);
-        if (AsyncUnits::has_ended(*barrier, parity)) break;
-        barrier->waiters.push_back(self->id);
-      }
-      leave({Wait::kPhase, uint8_t(parity), uint16_t(units().offset(address) / 8)});
-    }
-    race::acquire(&barrier->token);
+    return *barrier;
+  }
+  bool has_ended(AsyncUnits::Barrier const& barrier, void* address, int parity) {
+    race::Unseen const unseen;
+    std::vector<int> woken;
+    check(units().land(address, woken));
+    wake(woken);
+    return AsyncUnits::has_ended(barrier, parity);
   }
 
   void griddepcontrol_wait() {

@@ -14,8 +14,10 @@
 //               of the next one
 //   Shared:     a ring of tiles, swizzled for wgmma; the other columns of Q; a ring of P, as
 //               registers of the A operand, with the factors by which a new row max rescales O
-//   Pipeline:   Q K^T of the next tile overlaps softmax of this tile, and P V of the previous tile
-//               in the output warpgroups. All waits are for mbarriers:
+//   Pipeline:   P V of a tile in the output warpgroups overlaps softmax of the next tile, as P is
+//               published after Q K^T of the next tile, if that does not wait for a copy. Products
+//               that run together would leave tensor cores idle during softmax. All waits are for
+//               mbarriers:
 //
 //                 k_full:  copies -> scores     p_full:  scores -> output
 //                 k_empty: output -> copies     p_empty: output -> scores
@@ -30,7 +32,7 @@
 //   Merge:      by the output warpgroups, as in sm80/latent.hpp (tile/merge_splits.hpp)
 //
 // Clocks of an SM per tile, at 2048 multiply-adds and 128 bytes of shared memory per clock: tensor
-// cores 864 + 768; shared memory 432 for K, 384 for Q, 384 for V, 432 for copies, 144 for P.
+// cores 864 + 768; shared memory 432 for K, 320 for Q, 384 for V, 432 for copies, 144 for P.
 #pragma once
 
 #include "arch/sm90.hpp"

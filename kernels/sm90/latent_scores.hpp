@@ -51,9 +51,16 @@ struct LatentScores {
     load_queries();
     CUTE_NO_UNROLL
     for (int key = first; key < last; key += kN) {
+      // P of the tile before is published after S of this tile, so that P V overlaps softmax; but
+      // before it if S has to wait for a copy, since copies wait for P V of earlier tiles.
+      bool const is_there = Arch::mbarrier_has_ended(&shared.k_full[k.stage], k.round);
+      bool const publishes_first = !Arch::any(is_there);
+      if (key > first && publishes_first) publish();
       multiply();
+      if (key > first && !publishes_first) publish();
       softmax_of_tile(key);
     }
+    if (first < last) publish();
     softmax.complete_sums();
     wait_for_room();
     CUTE_UNROLL
@@ -96,8 +103,7 @@ struct LatentScores {
     Arch::sync(kBarrier, Config::kGroupThreads);  // Q full
   }
 
-  // S of the next tile. It starts after softmax of this tile: before it, P of this tile would wait
-  // for the copy of the next K, which waits for the release of an earlier tile.
+  // S of the next tile.
   CUTE_DEVICE void multiply() {
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     // opaque: without it, the compiler keeps the descriptors of all steps, in local memory.
@@ -121,7 +127,7 @@ struct LatentScores {
     }
   }
 
-  // Softmax of the tile at `key`; stores P and the factors.
+  // Softmax of the tile at `key`; stores P and the factors, without publishing them.
   CUTE_DEVICE void softmax_of_tile(int key) {
     auto const rows = as_rows(s);
     if (scores.range.is_full(key)) {
@@ -148,8 +154,6 @@ struct LatentScores {
     for (int i = 0; i < kRows; ++i) {
       if (lane % 4 == 0) to.factors[Place{thread}.row(i)] = factors[i];
     }
-    publish();
-    out.advance();
   }
 
   // Masks list entries that are no keys.
@@ -171,6 +175,7 @@ struct LatentScores {
   CUTE_DEVICE void publish() {
     Arch::sync_warp();  // all lanes have stored P and factors
     if (lane == 0) Arch::mbarrier_arrive(&shared.p_full[out.stage]);
+    out.advance();
   }
 };
 
