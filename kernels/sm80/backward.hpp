@@ -3,6 +3,7 @@
 //
 //   grid    one block per (batch, KV head, tile of kBlockN keys)
 //   block   warps along the keys; beyond head dim 64 two warps share keys, in two roles
+//           (beyond 256 four warps, of which two divide the columns of a role)
 //   loop    tiles of kBlockM queries, of all query heads that read the KV head, so that dK and dV
 //           of grouped heads accumulate in registers
 //

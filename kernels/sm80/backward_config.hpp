@@ -34,9 +34,9 @@ struct BackwardConfig {
   // chain, the second role the second chain.
   static constexpr bool kHasRoles = kHeadDim > 64;
   static constexpr int kChains = kHasRoles ? 1 : 2;  // per warp
-  // Beyond head dim 256, a gradient of 16 keys does not fit a warp's registers. Two warps then share
-  // a role: each has half of the columns of K or V, Q, dO and the gradient. They add up their parts
-  // of S or dP through shared memory, and both compute P or dS.
+  // Beyond head dim 256, a gradient of 16 keys does not fit a warp's registers. Two warps then
+  // share a role: each has half of the columns of K or V, Q, dO and the gradient. They add up their
+  // parts of S or dP through shared memory, and both compute P or dS.
   static constexpr int kColumnGroups = kHeadDim > 256 ? 2 : 1;
   static constexpr int kColumns = kHeadDim / kColumnGroups;  // of a warp
   static constexpr int kSteps = kColumns / 16;               // k-steps of a warp's part of S or dP
@@ -44,13 +44,13 @@ struct BackwardConfig {
   static constexpr int kWarpKeys = kBlockN / kWarpsN;
   static constexpr int kKeyBlocks = kWarpKeys / 16;  // m16 blocks per warp
 
-  // Queries that go through softmax at a time. Dropout's random numbers, and halves of columns, leave
-  // registers for few queries. Each slice needs a named barrier to pass P on, which limits the number of slices.
+  // Queries that go through softmax at a time. Dropout's random numbers, and halves of columns,
+  // leave registers for few queries. Each slice needs a named barrier to pass P on, which limits
+  // the number of slices.
   static constexpr int kNamedBarriers = 15;
   static constexpr bool kHasSmallSlices =
       kMayDrop && (!kHasRoles || kWarpsN * kBlockM / 16 <= kNamedBarriers);
-  static constexpr int kSlice =
-      kBlockM < 32 || kHasSmallSlices || kColumnGroups > 1 ? 16 : 32;
+  static constexpr int kSlice = kBlockM < 32 || kHasSmallSlices || kColumnGroups > 1 ? 16 : 32;
   static constexpr int kSlices = kBlockM / kSlice;
   // Separate code per slice gains 2 % at head dim 64. With roles it spills, except for the small
   // slices of dropout.
@@ -106,8 +106,9 @@ struct BackwardConfig {
   // Warps that have equal keys and columns, in two roles; and warps that have parts of one sum.
   static constexpr int kPairs = kWarpsN * kColumnGroups;
   static constexpr int kSumBarriers = kColumnGroups > 1 ? 2 * kWarpsN : 0;
-  static_assert(!kHasRoles || kPairs * kSlices + kGradOBarriers + kSumBarriers <= kNamedBarriers,
-                "each slice of a pair needs a named barrier for P, dO needs two, each sum needs one");
+  static_assert(
+      !kHasRoles || kPairs * kSlices + kGradOBarriers + kSumBarriers <= kNamedBarriers,
+      "each slice of a pair needs a named barrier for P, dO needs two, each sum needs one");
   static_assert(kColumnGroups == 1 || (kColumnGroups == 2 && kHasRoles));
 
   struct Stages {  // of steps

@@ -5,8 +5,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// A warp copies every fourth unit of 16 keys, or every second unit of K or of V. It waits for its own copies only, so units of four
-// warps are in flight. Then it makes them visible to wgmma.
+// A warp copies every fourth unit of 16 keys, or every second unit of K or of V. It waits for its
+// own copies only, so units of four warps are in flight. Then it makes them visible to wgmma.
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;

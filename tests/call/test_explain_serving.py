@@ -73,11 +73,11 @@ def test_splits_of_pages(device, page, splits):
 # (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
 LATENT = [
     ("sm_90", (16, 16, 8192, 512), "sm80/latent", 16),
-    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 128),
+    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 132),
     ("sm_90", (128, 16, 4096, 512), "sm80/latent", 2),
     ("sm_90", (128, 128, 4096, 512), "sm90/latent", 1),
     ("sm_90", (16, 33, 8192, 512), "sm90/latent", 8),
-    ("sm_90", (1, 32, 32768, 512), "sm80/latent", 66),
+    ("sm_90", (1, 32, 32768, 512), "sm80/latent", 132),
     ("sm_89", (16, 16, 8192, 512), "sm80/latent", 8),
     ("sm_89", (16, 32, 8192, 512), "sm80/latent", 4),
     ("sm_89", (2, 33, 100, 512), "sm80/latent_64", 1),
