@@ -280,6 +280,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   }
   static thread_local uint16_t a16[kM * kK], b16[kK * kMaxN];
   static thread_local float a[kM][kK], b[kK][kMaxN], c[kM][kMaxN];
+  constexpr float zeros[2] = {};
   if (first.a == nullptr) {
     WgmmaMatrix const matrix(first.a_descriptor);
     if (!matrix.is_swizzled) return "calls wgmma with an A that is not swizzled by 128 bytes";
@@ -301,8 +302,9 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
     for (int i = 0; i < 4 && first.a != nullptr; ++i) {
       std::memcpy(&a16[(row + i % 2 * 8) * kK + pair + i / 2 * 8], &calls[t]->call.a[i], 4);
     }
-    for (int i = 0; i < n / 2; ++i) {
-      c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2] = first.accumulates ? values[t][i] : 0.0f;
+    for (int i = 0; i < n / 2; i += 2) {
+      float* const to = &c[row + i / 2 % 2 * 8][i / 4 * 8 + pair];
+      std::memcpy(to, first.accumulates ? &values[t][i] : zeros, sizeof(zeros));
     }
   }
   widen(first.input, a16, &a[0][0], kM * kK);
@@ -310,8 +312,8 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   add_product<Floats8>(a, b, n, c);
   for (int t = 0; t < kWarpgroupSize; ++t) {
     int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
-    for (int i = 0; i < n / 2; ++i) {
-      values[t][i] = c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2];
+    for (int i = 0; i < n / 2; i += 2) {
+      std::memcpy(&values[t][i], &c[row + i / 2 % 2 * 8][i / 4 * 8 + pair], sizeof(zeros));
     }
   }
   return reader.wrong;
