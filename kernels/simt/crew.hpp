@@ -55,7 +55,7 @@ struct ClusterBarrier {
 
 thread_local Fiber* self = nullptr;
 
-// The threads of a cluster. A launch passes its threads on to the next launch with an equal number:
+// Threads of clusters. A launch passes them on to the next launch that needs no more threads:
 // creating them takes longer than a small grid does, especially under ThreadSanitizer.
 struct Crew {
   explicit Crew(int threads) : stacks(threads) {
@@ -74,12 +74,17 @@ class IdleCrews {
     return all;
   }
 
+  // With at least so many threads.
   std::unique_ptr<Crew> take(int threads) {
     std::lock_guard<std::mutex> const lock(mutex_);
     auto const found = std::find_if(crews_.begin(), crews_.end(), [&](auto const& crew) {
-      return int(crew->fibers.size()) == threads;
+      return int(crew->fibers.size()) >= threads;
     });
-    if (found == crews_.end()) return std::make_unique<Crew>(threads);
+    if (found == crews_.end()) {
+      // ThreadSanitizer's barriers take time for each thread that exists.
+      if (!crews_.empty()) crews_.pop_back();
+      return std::make_unique<Crew>(threads);
+    }
     std::unique_ptr<Crew> crew = std::move(*found);
     crews_.erase(found);
     return crew;

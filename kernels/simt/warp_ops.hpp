@@ -51,6 +51,28 @@ inline void widen(engine::MmaInput input, uint16_t const* from, float* to, int c
   }
 }
 
+using Floats8 = float __attribute__((vector_size(32)));
+using Doubles4 = double __attribute__((vector_size(32)));
+
+// C += A B with n columns, a multiple of 8. Each sum begins with C and takes k in order. `Vector`
+// is of T.
+template <class Vector, class T, int kM, int kK, int kMaxN>
+void add_product(T const (&a)[kM][kK], T const (&b)[kK][kMaxN], int n, T (&c)[kM][kMaxN]) {
+  constexpr int kRows = 4, kColumns = int(sizeof(Vector) / sizeof(T));
+  for (int m = 0; m < kM; m += kRows) {
+    for (int j = 0; j < n; j += kColumns) {
+      Vector sums[kRows];
+      for (int i = 0; i < kRows; ++i) std::memcpy(&sums[i], &c[m + i][j], sizeof(Vector));
+      for (int k = 0; k < kK; ++k) {
+        Vector columns;
+        std::memcpy(&columns, &b[k][j], sizeof(Vector));
+        for (int i = 0; i < kRows; ++i) sums[i] += a[m + i][k] * columns;
+      }
+      for (int i = 0; i < kRows; ++i) std::memcpy(&c[m + i][j], &sums[i], sizeof(Vector));
+    }
+  }
+}
+
 struct MmaOperands {
   uint32_t const* a;  // (4) pairs of elements of the row-major 16 x 16 matrix A
   uint32_t const* b;  // (2) pairs of elements of the column-major 16 x 8 matrix B
@@ -59,8 +81,7 @@ struct MmaOperands {
 
 inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSize]) {
   uint16_t a16[16][16], b16[16][8];  // (m, k), (k, n)
-  float a[16][16];
-  alignas(16) float b[16][8], c[16][8];
+  float a[16][16], b[16][8], c[16][8];
   for (int lane = 0; lane < kWarpSize; ++lane) {
     MmaOperands const& x = *lanes[lane];
     int const group = lane / 4, pair = lane % 4 * 2;
@@ -78,16 +99,7 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
 
   // A product of two 11-bit or 8-bit significands is exact in fp32. The sum is rounded step by
   // step; hardware aligns all 16 products and truncates once. Both are within fp32 error.
-  for (int n = 0; n < 8; n += kVectorLanes) {
-    Floats columns[16];
-    for (int k = 0; k < 16; ++k) std::memcpy(&columns[k], &b[k][n], sizeof(Floats));
-    for (int m = 0; m < 16; ++m) {
-      Floats sum;
-      std::memcpy(&sum, &c[m][n], sizeof(Floats));
-      for (int k = 0; k < 16; ++k) sum += a[m][k] * columns[k];
-      std::memcpy(&c[m][n], &sum, sizeof(Floats));
-    }
-  }
+  add_product<Floats8>(a, b, 8, c);
 
   for (int lane = 0; lane < kWarpSize; ++lane) {
     int const group = lane / 4, pair = lane % 4 * 2;
@@ -133,9 +145,14 @@ inline uint16_t half_of(double x) {
   double const size = std::fabs(x);
   if (std::isnan(x)) return sign | 0x7e00;
   if (size >= 65520) return sign | 0x7c00;
-  int const exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
+  uint64_t bits;
+  std::memcpy(&bits, &size, sizeof(bits));
+  int const exponent = size < 0x1p-14 ? -14 : int(bits >> 52) - 1023;
+  bits = uint64_t(10 - exponent + 1023) << 52;
+  double scale;  // 2^(10 - exponent); std::ldexp takes longer than all the rest
+  std::memcpy(&scale, &bits, sizeof(scale));
   // The carry of an 11-bit significand increments the exponent.
-  int const significand = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  int const significand = int(std::nearbyint(size * scale));
   return uint16_t(sign | (((exponent + 14) << 10) + significand));
 }
 

@@ -152,8 +152,10 @@ struct WgmmaMatrix {
   }
 };
 
-// Reads elements of an operand, and notes what is read.
+// Reads an operand, and notes what is read.
 struct WgmmaReader {
+  static constexpr uint32_t kChunk = 16;  // contiguous bytes: swizzling moves them together
+
   char const* smem;
   int smem_bytes;
   AsyncUnits const& units;
@@ -161,22 +163,34 @@ struct WgmmaReader {
   WgmmaLines& lines;
   std::string wrong;
 
-  template <class T>
-  T read(WgmmaMatrix const& matrix, int row, int column) {
-    uint32_t const at = matrix.offset(row, column, int(sizeof(T)));
-    T x = 0;
-    if (at + sizeof(T) > uint32_t(smem_bytes)) {
+  // Calls visit(row, column, element) for all elements.
+  template <class T, class Visit>
+  void read(WgmmaMatrix const& matrix, int rows, int columns, Visit const& visit) {
+    constexpr int kElements = int(kChunk / sizeof(T));
+    for (int row = 0; row < rows; ++row) {
+      for (int column = 0; column < columns; column += kElements) {
+        T x[kElements] = {};
+        read_chunk(matrix.offset(row, column, int(sizeof(T))), x);
+        for (int i = 0; i < kElements; ++i) visit(row, column + i, x[i]);
+      }
+    }
+  }
+
+ private:
+  void read_chunk(uint32_t at, void* to) {
+    if (at + kChunk > uint32_t(smem_bytes)) {
       wrong = "has wgmma read beyond shared memory";
-      return x;
+      return;
     }
-    AsyncUnits::Stored const stored = units.stored(at);
-    if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
-    if (stored == AsyncUnits::Stored::kUnseen) {
-      wrong = "has wgmma read what was stored without an fence_proxy_async()";
+    for (uint32_t word = at; word < at + kChunk; word += AsyncUnits::kWord) {
+      AsyncUnits::Stored const stored = units.stored(word);
+      if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(word / AsyncUnits::kWord);
+      if (stored == AsyncUnits::Stored::kUnseen) {
+        wrong = "has wgmma read what was stored without an fence_proxy_async()";
+      }
     }
-    std::memcpy(&x, smem + at, sizeof(T));
+    std::memcpy(to, smem + at, kChunk);
     lines.add(at);
-    return x;
   }
 };
 
@@ -204,11 +218,9 @@ inline std::string warpgroup_mma8(WgmmaReader& reader,
   if ((first.a == nullptr && !of_a.is_swizzled) || !of_b.is_swizzled) {
     return "calls wgmma with an operand that is not swizzled by 128 bytes";
   }
-  for (int k = 0; k < kK; ++k) {
-    for (int j = 0; j < first.n; ++j) b8[k][j] = reader.read<uint8_t>(of_b, j, k);
-    for (int m = 0; m < kM && first.a == nullptr; ++m) {
-      a8[m][k] = reader.read<uint8_t>(of_a, m, k);
-    }
+  reader.read<uint8_t>(of_b, first.n, kK, [&](int j, int k, uint8_t x) { b8[k][j] = x; });
+  if (first.a == nullptr) {
+    reader.read<uint8_t>(of_a, kM, kK, [&](int m, int k, uint8_t x) { a8[m][k] = x; });
   }
   for (int t = 0; t < kWarpgroupSize && first.a != nullptr; ++t) {
     int const row = t / 32 * 16 + t % 32 / 4, four = t % 4 * 4;
@@ -224,12 +236,8 @@ inline std::string warpgroup_mma8(WgmmaReader& reader,
     for (int m = 0; m < kM; ++m) a[m][k] = numbers[a8[m][k]];
     for (int j = 0; j < first.n; ++j) b[k][j] = numbers[b8[k][j]];
   }
-  for (int m = 0; m < kM; ++m) {
-    for (int j = 0; j < first.n; ++j) c[m][j] = 0;
-    for (int k = 0; k < kK; ++k) {
-      for (int j = 0; j < first.n; ++j) c[m][j] += a[m][k] * b[k][j];
-    }
-  }
+  for (int m = 0; m < kM; ++m) std::fill_n(c[m], first.n, 0.0);
+  add_product<Doubles4>(a, b, first.n, c);
   for (int t = 0; t < kWarpgroupSize; ++t) {
     int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
     for (int i = 0; i < first.n / 2; ++i) {
@@ -270,49 +278,42 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   if (first.input == engine::MmaInput::kInt8 || first.input == engine::MmaInput::kE4m3) {
     return warpgroup_mma8(reader, calls, values);
   }
-  auto const read = [&](WgmmaMatrix const& matrix, int row, int column) {
-    return reader.read<uint16_t>(matrix, row, column);
-  };
   static thread_local uint16_t a16[kM * kK], b16[kK * kMaxN];
   static thread_local float a[kM][kK], b[kK][kMaxN], c[kM][kMaxN];
+  constexpr float zeros[2] = {};
   if (first.a == nullptr) {
     WgmmaMatrix const matrix(first.a_descriptor);
     if (!matrix.is_swizzled) return "calls wgmma with an A that is not swizzled by 128 bytes";
-    for (int m = 0; m < kM; ++m) {
-      for (int k = 0; k < kK; ++k) {
-        a16[m * kK + k] = first.is_transposed ? read(matrix, k, m) : read(matrix, m, k);
-      }
+    if (first.is_transposed) {
+      reader.read<uint16_t>(matrix, kK, kM, [&](int k, int m, uint16_t x) { a16[m * kK + k] = x; });
+    } else {
+      reader.read<uint16_t>(matrix, kM, kK, [&](int m, int k, uint16_t x) { a16[m * kK + k] = x; });
     }
   }
   WgmmaMatrix const matrix(first.b_descriptor);
   if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
-  for (int k = 0; k < kK; ++k) {
-    for (int j = 0; j < n; ++j) {
-      bool const has_rows = (first.a != nullptr) != first.is_transposed;
-      b16[k * n + j] = has_rows ? read(matrix, k, j) : read(matrix, j, k);
-    }
+  if ((first.a != nullptr) != first.is_transposed) {
+    reader.read<uint16_t>(matrix, kK, n, [&](int k, int j, uint16_t x) { b16[k * n + j] = x; });
+  } else {
+    reader.read<uint16_t>(matrix, n, kK, [&](int j, int k, uint16_t x) { b16[k * n + j] = x; });
   }
   for (int t = 0; t < kWarpgroupSize; ++t) {
     int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
     for (int i = 0; i < 4 && first.a != nullptr; ++i) {
       std::memcpy(&a16[(row + i % 2 * 8) * kK + pair + i / 2 * 8], &calls[t]->call.a[i], 4);
     }
-    for (int i = 0; i < n / 2; ++i) {
-      c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2] = first.accumulates ? values[t][i] : 0.0f;
+    for (int i = 0; i < n / 2; i += 2) {
+      float* const to = &c[row + i / 2 % 2 * 8][i / 4 * 8 + pair];
+      std::memcpy(to, first.accumulates ? &values[t][i] : zeros, sizeof(zeros));
     }
   }
   widen(first.input, a16, &a[0][0], kM * kK);
   for (int k = 0; k < kK; ++k) widen(first.input, b16 + k * n, b[k], n);
-  for (int m = 0; m < kM; ++m) {
-    for (int k = 0; k < kK; ++k) {
-      float const x = a[m][k];
-      for (int j = 0; j < n; ++j) c[m][j] += x * b[k][j];
-    }
-  }
+  add_product<Floats8>(a, b, n, c);
   for (int t = 0; t < kWarpgroupSize; ++t) {
     int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
-    for (int i = 0; i < n / 2; ++i) {
-      values[t][i] = c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2];
+    for (int i = 0; i < n / 2; i += 2) {
+      std::memcpy(&values[t][i], &c[row + i / 2 % 2 * 8][i / 4 * 8 + pair], sizeof(zeros));
     }
   }
   return reader.wrong;

@@ -28,9 +28,9 @@ class Worker {
         blocks_(size_t(grid.cluster)),
         warps_(size_t(grid.cluster) * grid.threads / kWarpSize),
         waits_(size_t(grid.cluster) * grid.threads),
-        crew_(IdleCrews::instance().take(grid.cluster * grid.threads)),
-        fibers_(crew_->fibers) {
-    for (auto const& fiber : fibers_) {
+        crew_(IdleCrews::instance().take(grid.cluster * grid.threads)) {
+    for (size_t i = 0; i < waits_.size(); ++i) fibers_.push_back(crew_->fibers[i].get());
+    for (Fiber* const fiber : fibers_) {
       fiber->worker = this;
       fiber->block = &blocks_[size_t(fiber->id / grid.threads)];
       fiber->thread = fiber->id % grid.threads;
@@ -56,11 +56,11 @@ class Worker {
     for (Block& block : blocks_) block.begin(index++, grid_, schedule_.poison);
     {
       race::Unseen const unseen;
-      for (auto const& fiber : fibers_) fiber->wgmma.reset();
+      for (Fiber* const fiber : fibers_) fiber->wgmma.reset();
     }
 
     race::release(&launched_);
-    self = fibers_[first()].get();
+    self = fibers_[first()];
     root_.switch_to(self->context);
     self = nullptr;
     if (!error_.empty()) join();
@@ -437,7 +437,7 @@ class Worker {
 
   // For the race detector: everything that the fibers did happens before everything that follows.
   void join() {
-    for (auto const& fiber : fibers_) root_.join(fiber->context);
+    for (Fiber* const fiber : fibers_) root_.join(fiber->context);
   }
 
   // Suspends the calling fiber: runs another one, or ends the block with an error if none is ready.
@@ -456,7 +456,7 @@ class Worker {
   void resume(int id) {
     Fiber* const from = self;
     if (from->id == id) return;
-    self = fibers_[id].get();
+    self = fibers_[id];
     from->context.switch_to(self->context);
   }
 
@@ -580,7 +580,7 @@ class Worker {
 
   Context root_;
   std::unique_ptr<Crew> crew_;
-  std::vector<std::unique_ptr<Fiber>> const& fibers_;  // of the crew, by thread
+  std::vector<Fiber*> fibers_;  // of the crew, by thread
 };
 
 Fiber::Fiber(int id_, char* stack)

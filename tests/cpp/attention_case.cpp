@@ -306,6 +306,8 @@ void SolvedCase::solve() {
                            c.attention_chunk == 0 && c.softmax_scale > 0;
   Int8Scales scales;
   if (is_int8) scales = round_to_int8(q, k);
+  bool const is_fp8 = is_8_bit_v && c.quantize != Quantize::kInt8;
+  std::vector<double> const rounded_v = is_fp8 ? round_values_fp8(v) : v;
   std::vector<double> logits(c.seqlen_k), rounded_logits(c.seqlen_k), p(c.seqlen_k);
   for (int b = 0; b < c.batch; ++b) {
     for (int h = 0; h < c.num_heads_q; ++h) {
@@ -352,9 +354,8 @@ void SolvedCase::solve() {
         exact_o_.resize(row + c.head_dim_v);
         unfused_o_.resize(row + c.head_dim_v);
         if (is_8_bit_v) {
-          auto const round = c.quantize == Quantize::kInt8 ? &SolvedCase::round_weights
-                                                           : &SolvedCase::round_weights_fp8;
-          (this->*round)(p, v, b, h_kv, sum, &unfused_o_[row]);
+          auto const round = is_fp8 ? &SolvedCase::round_weights_fp8 : &SolvedCase::round_weights;
+          (this->*round)(p, rounded_v, b, h_kv, sum, &unfused_o_[row]);
           lse_bound_.back() += 0x1p-9;  // weights are summed in fp16, a few at a time
         }
         exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));

@@ -161,6 +161,7 @@ class SolvedCase {
   Int8Scales round_to_int8(std::vector<double>& q, std::vector<double>& k) const;
   void round_weights(std::vector<double> const& p, std::vector<double> const& v, int b, int h_kv,
                      double sum, double* row) const;
+  std::vector<double> round_values_fp8(std::vector<double> const& v) const;
   void round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v, int b,
                          int h_kv, double sum, double* row) const;
   double rounded_dot(double const* q, double const* k, double& bound) const;

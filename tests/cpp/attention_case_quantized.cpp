@@ -112,35 +112,43 @@ void SolvedCase::round_weights(std::vector<double> const& p, std::vector<double>
   for (int d = 0; d < c.head_dim_v && sum > 0; ++d) row[d] /= sum;
 }
 
-namespace {
-
-double round_e4m3(double x) {
-  if (x == 0) return 0;
-  double const step = std::ldexp(1.0, std::max(std::ilogb(x), -6) - 3);
-  return std::fmin(std::fmax(std::nearbyint(x / step) * step, -448), 448);
+// V in e4m3, with a scale for each 64 keys.
+std::vector<double> SolvedCase::round_values_fp8(std::vector<double> const& v) const {
+  Case const& c = case_;
+  std::vector<double> rounded(v.size());
+  for (int b = 0; b < c.batch; ++b) {
+    for (int h = 0; h < c.num_heads_kv; ++h) {
+      for (int first = 0; first < c.seqlen_k; first += 64) {
+        double of_tile = 0;
+        auto const each = [&](auto const& visit) {
+          for (int j = first; j < std::min(first + 64, c.seqlen_k); ++j) {
+            for (int d = 0; d < c.head_dim_v; ++d) visit(size_t(v_.index(b, h, j, d)));
+          }
+        };
+        each([&](size_t at) { of_tile = std::fmax(of_tile, std::fabs(v[at])); });
+        if (of_tile == 0) continue;
+        double const scale = power_of_2(exponent_of(of_tile) - 6);
+        each([&](size_t at) { rounded[at] = round_to_e4m3(v[at] / scale) * scale; });
+      }
+    }
+  }
+  return rounded;
 }
 
-}  // namespace
-
-// round_weights() in e4m3, relative to the sum of a tile's weights.
+// round_weights() in e4m3, relative to the sum of a tile's weights. `v` is that of
+// round_values_fp8().
 void SolvedCase::round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v,
                                    int b, int h_kv, double sum, double* row) const {
   Case const& c = case_;
-  auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
   for (int first = 0; first < c.seqlen_k; first += 64) {
     int const end = std::min(first + 64, c.seqlen_k);
-    double of_tile = 0, of_weights = 0;
+    double of_weights = 0;
+    for (int j = first; j < end; ++j) of_weights += p[j];
+    if (of_weights == 0) continue;
+    double const unit = of_weights / 448;
     for (int j = first; j < end; ++j) {
-      for (int d = 0; d < c.head_dim_v; ++d) of_tile = std::fmax(of_tile, std::fabs(value(j, d)));
-      of_weights += p[j];
-    }
-    if (of_tile == 0 || of_weights == 0) continue;
-    double const scale = std::ldexp(1.0, std::ilogb(of_tile) - 6), unit = of_weights / 448;
-    for (int j = first; j < end; ++j) {
-      double const weight = round_e4m3(p[j] / unit) * unit;
-      for (int d = 0; d < c.head_dim_v; ++d) {
-        row[d] += weight * round_e4m3(value(j, d) / scale) * scale;
-      }
+      double const weight = round_to_e4m3(p[j] / unit) * unit;
+      for (int d = 0; d < c.head_dim_v; ++d) row[d] += weight * v[v_.index(b, h_kv, j, d)];
     }
   }
   for (int d = 0; d < c.head_dim_v && sum > 0; ++d) row[d] /= sum;
