@@ -125,6 +125,25 @@ def test_which_kernel_runs_head_dims_beyond_256(device, cache, queries, options,
     assert chosen.kernel == kernel
 
 
+@pytest.mark.parametrize(
+    ("device", "kernel"), [("sm_80", "sm80"), ("sm_89", "sm80"), ("sm_90", "sm90/wide")]
+)
+def test_which_kernels_run_dense_head_dims_beyond_256(device, kernel):
+    q, k, v = torch.empty(3, 2, 4, 100, 328, device="meta", dtype=torch.bfloat16)
+    chosen = explain(q, k, v, causal=True, device=device).chosen
+    if chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert chosen.kernel == kernel
+    for options, backward in (
+        ({"causal": True}, "sm80/backward"),
+        ({"softcap": 30.0}, "sm80/backward"),
+        ({"deterministic": True}, "sm80/backward_general_ordered"),
+        ({"attention_chunk": 50}, "sm80/backward_general"),
+    ):
+        explanation = explain(q, k, v, grad=True, device=device, **options)
+        assert explanation.chosen.kernel == backward
+
+
 # (head dim, heads, rows), and what an H200 runs, not causal and causal: the fastest there, or next
 # to it (docs/notes/hopper.md). Beyond some waves that is the tile with most rows.
 COSTS = [
