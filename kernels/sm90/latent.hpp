@@ -10,8 +10,8 @@
 //                 output    O += P V, left half of the columns  (latent_output.hpp)
 //                 output    O += P V, right half
 //
-//   Registers:  output warpgroups: O; scores' warpgroup: the first columns of Q, S of this tile and
-//               of the next one
+//   Registers:  output warpgroups: O, and P of a tile; scores' warpgroup: the first columns of Q,
+//               and S of a tile
 //   Shared:     a ring of tiles, swizzled for wgmma; the other columns of Q; a ring of P, as
 //               registers of the A operand, with the factors by which a new row max rescales O
 //   Pipeline:   P V of a tile in the output warpgroups overlaps softmax of the next tile, as P is
