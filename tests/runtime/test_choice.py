@@ -65,7 +65,8 @@ BACKWARD = [
     ({"head_dim": 256, "window": (128, 0)}, "sm90/backward_two_pass", "sm80/backward"),
     ({"head_dim": 256, "softcap": 20.0}, "sm90/backward", "sm80/backward"),
     ({"head_dim": 256, "mask": True}, "sm80/backward_mask", "sm80/backward_mask"),
-    ({"head_dim": 512}, "scalar/backward", "scalar/backward"),
+    ({"head_dim": 512}, "sm80/backward", "sm80/backward"),
+    ({"head_dim": 512, "mask": True}, "sm80/backward_general", "sm80/backward_general"),
 ]
 
 
