@@ -307,6 +307,15 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
   return variant;
 }
 
+bool avoids_head_dim(Variant const& variant, Problem const& problem) {
+  CallRanges const* const begin = variant.kernel->avoids;
+  return std::any_of(begin, begin + variant.kernel->num_avoids, [&](CallRanges const& ranges) {
+    CallRanges::Range const& range = ranges.head_dim;
+    float const count = float(problem.head_dim);
+    return !is_any(range) && range.from <= count && count < range.below;
+  });
+}
+
 KernelFacts facts_of(Variant const& variant) {
   KernelFacts facts;
   facts.block_m = variant.block_m;
