@@ -16,8 +16,9 @@ from ._C import PrequantizedKV
 from ._call import registration as _registration
 from ._explain import explain
 from ._explanation import Explanation, PassedOver, Verdict
+from ._merge_states import merge_states
 from ._variants import BuildInfo, Variant, build_info, kept_bytes, variants
-from .decode import append_kv, attention_decode, merge_states
+from .decode import append_kv, attention_decode
 from .varlen import attention_varlen
 from .verify import VerificationError
 

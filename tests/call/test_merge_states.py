@@ -4,7 +4,7 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
-from cutlass_attn import decode, merge_states
+from cutlass_attn import _merge_states, merge_states
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
@@ -127,7 +127,7 @@ def test_the_kernel_is_what_the_arithmetic_is(dtype, shape):
 def test_heads_first_on_a_gpu_are_what_the_arithmetic_is(shape):
     o_a, o_b = torch.randn(shape).half(), torch.randn(shape).half()
     lse_a, lse_b = torch.randn(shape[:3]), torch.randn(shape[:3])
-    ours = decode._merged_on_gpu(o_a, lse_a, o_b, lse_b, True)
+    ours = _merge_states._merged_on_gpu(o_a, lse_a, o_b, lse_b, True)
     for x, y in zip(ours, merge_states(o_a, lse_a, o_b, lse_b), strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         torch.testing.assert_close(x, y)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from .._call.token_format import FORMATS
-from ..decode import attention_decode, merge_states
+from .._merge_states import merge_states
+from ..decode import attention_decode
 
 __all__ = [
     "FlashMLASchedMeta",
