@@ -83,6 +83,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
         ),
         "pairs": Value("mask", needs=("mask",), terms=("pairmask",)),
     },
+    "max_logit": {
+        False: Value(),
+        True: Value("max_logit", needs=("return_max_logit",), terms=("maxlogit",)),
+    },
     "bias_grad": {
         False: Value(),
         True: Value(

@@ -47,6 +47,10 @@ py::object Library::empty(View const& x, Shape const& shape) const {
   return module_.attr("empty")(py::handle(x.object), tuple_of(shape));
 }
 
+py::object Library::largest_per_head(PyObject* x) const {
+  return module_.attr("largest_per_head")(py::handle(x));
+}
+
 py::object Library::empty_lse(View const& x, Shape const& shape) const {
   return module_.attr("empty_lse")(py::handle(x.object), tuple_of(shape));
 }

@@ -120,6 +120,9 @@ class Library {
   pybind11::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
   pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
 
+  // Maximum over all dimensions but that of the heads of an array in the LSE's layout.
+  pybind11::object largest_per_head(PyObject* x) const;
+
   // Uninitialised memory for the kernels of a call.
   virtual pybind11::object workspace(View const& x, int64_t bytes) const {
     return scratch(x, "uint8", {bytes});

@@ -45,6 +45,7 @@ constexpr Keyword kKeywords[] = {
     {"softcap", &Arguments::softcap, kAll},
     {"layout", &Arguments::layout, kDense},
     {"return_lse", &Arguments::return_lse, kAll},
+    {"return_max_logit", &Arguments::return_max_logit, kAttention | kVarlen},
     {"out", &Arguments::out, kAll, 0, Keyword::kArray},
     {"kernel", &Arguments::kernel, kAll},
     {"accumulate", &Arguments::accumulate, kDense},
@@ -92,6 +93,7 @@ constexpr Keyword kKeywords[] = {
     {"score_mod", &Arguments::score_mod, kDense, kDense},
     {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
     {"is_cast", &Arguments::is_cast, kAttention | kVarlen, kAttention | kVarlen},
+    {"per_query", &Arguments::per_query, kAttention, kAttention},
     {"device", &Arguments::device, kDense | kServing, kDense | kServing},
 };
 constexpr size_t kNumKeywords = std::size(kKeywords);
@@ -220,6 +222,10 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.layout) bshd = is_bshd(given.layout);
   if (given.causal) p.mask.causal = boolean("causal", given.causal);
   if (given.return_lse) return_lse = boolean("return_lse", given.return_lse);
+  if (given.return_max_logit) {
+    return_max_logit = boolean("return_max_logit", given.return_max_logit);
+    if (return_max_logit) p.max_logits = reinterpret_cast<float*>(int64_t(4) << 60);
+  }
   // Only checked here; Python and the backward pass read the values.
   if (given.verify) boolean("verify", given.verify);
   if (given.deterministic) boolean("deterministic", given.deterministic);

@@ -34,7 +34,8 @@ struct Arguments {
 
   PyObject *causal = nullptr, *window = nullptr, *attention_chunk = nullptr;
   PyObject *softmax_scale = nullptr, *softcap = nullptr;
-  PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
+  PyObject *layout = nullptr, *out = nullptr, *kernel = nullptr;
+  PyObject *return_lse = nullptr, *return_max_logit = nullptr;
   PyObject *accumulate = nullptr, *quantize = nullptr, *max_error = nullptr;
   PyObject* verify = nullptr;
   PyObject* score_mod = nullptr;  // (name, operands), from _modified.py
@@ -63,6 +64,8 @@ struct Arguments {
   PyObject* dispatched = nullptr;
   // Internal: arrays already have the dtypes that torch.autocast wants.
   PyObject* is_cast = nullptr;
+  // Internal: the largest logits of each query, in the LSE's layout, instead of each head.
+  PyObject* per_query = nullptr;
   PyObject* device = nullptr;  // for explain(): a devices.Device, or None for the device of q
 
   // Reads a vectorcall function(q, k, v, options, **more). `more` overrides `options`, and only
@@ -107,7 +110,7 @@ enum class Recording { kNone, kResults, kCall };
 struct Call {
   Library const* library = nullptr;
   Arrays arrays;  // all arrays that are given
-  bool bshd = false, return_lse = false;
+  bool bshd = false, return_lse = false, return_max_logit = false;
   bool is_packed = false;  // q and the result are (all rows, heads, columns)
   std::string kernel = "auto";
   View q;
@@ -168,8 +171,9 @@ struct Call {
   // How a call that torch need not see is recorded for its backward pass.
   Recording recording(Arguments const& given) const;
 
-  // Runs the call after everything except the result has been read. Returns the result, a pair of
-  // result and LSE, or the recorder's return value for that pair.
+  // Runs the call after everything except the result has been read. Returns the result, or the
+  // recorder's return value for a pair of result and LSE; with return_lse and return_max_logit a
+  // tuple that also has the LSE, and the largest logits.
   pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
   // Verdicts on each variant of the op, for the given device or that of q.

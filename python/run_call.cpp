@@ -9,6 +9,7 @@
 #include "call.hpp"
 #include "errors.hpp"
 #include "kept_maps.hpp"
+#include "parse.hpp"
 #include "prequantize.hpp"
 #include "prequantized.hpp"
 #include "runtime/options.hpp"
@@ -59,11 +60,16 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
                               : library->empty(q, out_shape());
   read_out(out.ptr(), true, has_out);
   if (has_out && problem.seq_q.is_padded()) clear(out.ptr());
-  py::object lse;
-  if (return_lse || recorder) {
-    lse = has_gaps ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
-                   : library->empty_lse(q, lse_shape());
-    problem.softmax_lse = static_cast<float*>(library->read(lse.ptr(), true).data);
+  py::object lse, max_logits;
+  auto const per_query = [&](py::object& made) {
+    made = has_gaps ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
+                    : library->empty_lse(q, lse_shape());
+    return static_cast<float*>(library->read(made.ptr(), true).data);
+  };
+  if (return_lse || recorder) problem.softmax_lse = per_query(lse);
+  if (return_max_logit) {
+    float* const rows = per_query(max_logits);
+    problem.max_logits = rows ? rows : static_cast<float*>(kNoMemory);
   }
   if (problem.dropout.p != 0.0f && !has_value(given.rng_state)) {
     held.push_back(library->random_state(q));
@@ -86,10 +92,13 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   }
   raise_unless_ok(status);
   count_writes(given);
-  if (!lse) return out;
-  py::object results = py::make_tuple(std::move(out), std::move(lse));
-  if (recorder) return recorder->results(given, results);
-  return results;
+  py::object results = out;
+  if (lse) results = py::make_tuple(std::move(out), std::move(lse));
+  if (recorder) results = recorder->results(given, results);
+  if (!max_logits) return results;
+  py::tuple const before = return_lse ? py::tuple(results) : py::make_tuple(results);
+  if (!has_value(given.per_query)) max_logits = library->largest_per_head(max_logits.ptr());
+  return before + py::make_tuple(max_logits);
 }
 
 py::object Call::explained(Op op, Arguments const& given) const {

@@ -39,6 +39,7 @@ class Case:
     alibi: str | None = None  # "h" or "bh"
     sinks: bool = False
     dropout_p: float = 0.0
+    max_logit: bool = False
 
     @property
     def scalars(self):
@@ -77,6 +78,7 @@ class Case:
             "alibi_slopes": self.alibi,
             "sinks": self.sinks,
             "dropout": self.dropout_p,
+            "return_max_logit": self.max_logit,
         }
         return {name for name, value in asked.items() if value}
 

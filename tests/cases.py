@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="the kernels are tested on torch ten
 # What kernels take of the options that a kernel may lack. Stated here, as the rest of takes() is,
 # so that a kernel cannot excuse itself.
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
+MAX_LOGIT = {"return_max_logit", "sinks", "attention_chunk", "alibi_slopes"}
 OPTIONS = {
     "sm90": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm90/split_keys": {"sinks", "alibi_slopes"},
@@ -30,6 +31,9 @@ OPTIONS = {
     "sm90/dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/mask_dropout": {"mask", "dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen_dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/max_logit": MAX_LOGIT,
+    "sm90/mask_max_logit": MAX_LOGIT | {"mask"},
+    "sm90/varlen_max_logit": MAX_LOGIT,
     "sm90/int8_fp8": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks", "alibi_slopes"},
     "sm80": {"sinks", "alibi_slopes", "attention_chunk"},
@@ -37,6 +41,11 @@ OPTIONS = {
     "sm80/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/dropout": {"sinks", "dropout"},
+    "sm80/max_logit": MAX_LOGIT,
+    "sm80/bias_max_logit": MAX_LOGIT | {"bias"},
+    "sm80/mask_max_logit": MAX_LOGIT | {"mask"},
+    "sm80/bias_mask_max_logit": MAX_LOGIT | {"bias", "mask"},
+    "sm80/varlen_max_logit": MAX_LOGIT,
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm90/latent": {"sinks"},
@@ -61,8 +70,8 @@ OPTIONS = {
     "wmma/8x32x16": {"sinks"},
     "scalar/vectorized": ALL_OPTIONS,
     "scalar/tiled": ALL_OPTIONS,
-    "scalar/minimal": ALL_OPTIONS,
-    "cpu": ALL_OPTIONS,
+    "scalar/minimal": ALL_OPTIONS | {"return_max_logit"},
+    "cpu": ALL_OPTIONS | {"return_max_logit"},
     "cpu/int8_qk": ALL_OPTIONS - {"dropout"},
     "cpu/int8": ALL_OPTIONS - {"dropout"},
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
@@ -106,7 +115,7 @@ OPTIONS = {
 
 
 def options_of(variant):
-    """What the variant takes of ALL_OPTIONS."""
+    """What the variant takes of ALL_OPTIONS and return_max_logit."""
     return OPTIONS[variant.kernel.removesuffix("-simt")]
 
 
@@ -337,6 +346,8 @@ def keywords(case, dtype, device):
         if name in ("bias", "mask") and case.storage in storage.LOGITS:
             x = storage.LOGITS[case.storage](x)
         result[name] = x
+    if case.max_logit:
+        result["return_max_logit"] = True
     return result
 
 

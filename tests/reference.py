@@ -16,6 +16,7 @@ class Expected(NamedTuple):
     lse: np.ndarray  # (B, Hq, Sq) fp64
     unfused: np.ndarray  # (B, Hq, Sq, Dv) fp32: P and O rounded to the dtype of the inputs
     lse_error: np.ndarray  # (B, Hq, Sq) fp64: what fp16 accumulation may move lse by
+    max_logit: np.ndarray | None = None  # (Hq,) fp64: the largest that is seen, without sinks
 
 
 def visible_keys(query, seqlen_q, seqlen_k, causal, window, chunk=None):
@@ -96,7 +97,9 @@ def attention(
     factor = np.float64(1) if kept is None else _factors(kept, dropout_p)
     lse_error = np.zeros((batch, heads, seqlen_q))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        p, lse = _softmax(_logits(np.float64, q, k, scale, softcap, *terms), visible, sink)
+        logits = _logits(np.float64, q, k, scale, softcap, *terms)
+        max_logit = np.where(visible, logits, -np.inf).max(axis=(0, 2, 3), initial=-np.inf)
+        p, lse = _softmax(logits, visible, sink)
         exact = _weighted(np.float64, p * factor, visible, v)
         if dtype == "float32":
             p, _ = _softmax(_logits(np.float32, q, k, scale, softcap, *terms), visible, sink)
@@ -109,7 +112,7 @@ def attention(
                 lse_error = np.where(visible, units, 0).max(axis=-1, initial=0)
             p = round_to(p * factor, dtype)
             unfused = round_to(_weighted(np.float64, p, visible, v), dtype)
-    return Expected(exact, lse, unfused, lse_error)
+    return Expected(exact, lse, unfused, lse_error, max_logit)
 
 
 def attention_of_lists(q, k, v, indices, lengths, dtype, **options) -> Expected:

@@ -383,7 +383,7 @@ def judge(case, dtype, head_dim, outs, lses=None):
     )
     assert accuracy.ok, accuracy
     for lse, x in zip(lses, theirs, strict=True) if lses is not None else ():
-        assert testing.Reference(*x).confirms_lse(lse[None]), (lse, x.lse)
+        assert testing.Reference(*x[:4]).confirms_lse(lse[None]), (lse, x.lse)
 
 
 # --- Tensors --------------------------------------------------------------------------------------

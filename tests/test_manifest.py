@@ -45,7 +45,10 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
     others |= {"sm80/wide", "sm80/wide_64"}
-    asked_for = limited | packed | rare_on_hopper
+    names = ("", "bias_", "mask_", "bias_mask_", "varlen_")
+    max_logit = {f"sm80/{name}max_logit" for name in names}
+    max_logit |= {f"sm90/{name}max_logit" for name in names if "bias" not in name}
+    asked_for = limited | packed | rare_on_hopper | max_logit
     assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))

@@ -18,6 +18,7 @@ struct GeneralScore {
   static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
   static constexpr bool kHasMod = false;
+  static constexpr bool kKeepsMaxLogit = false;
   // These flags select the compiled-in terms; this score has its own code for all terms.
   static constexpr bool kHasAlibi = false, kHasBias = false, kHasMask = false;
   template <int kRows>

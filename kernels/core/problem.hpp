@@ -137,8 +137,8 @@ struct Float64Scalars {
   double softcap = 0.0;
 };
 
-// With float64 operands, the LSE, its gradient, sinks, and the gradients of sinks and bias are
-// double although declared float.
+// With float64 operands, the LSE, its gradient, max_logits, sinks, and the gradients of sinks and
+// bias are double although declared float.
 struct Problem {
   // Operands. Messages call `o` by its Python name, `out`. With cu_seqlens, rows are those of all
   // batch entries and batch strides are 0; softmax_lse is then (num_heads_q, seq_q.total).
@@ -147,6 +147,9 @@ struct Problem {
   Operand v;                     // (batch, num_heads_kv, seqlen_k, head_dim_v)
   Operand o;                     // (batch, num_heads_q,  seqlen_q, head_dim_v)
   float* softmax_lse = nullptr;  // (batch, num_heads_q, seqlen_q) contiguous, or null: not wanted
+  // The largest logit of each query, without the sink; -inf if it sees no key. Otherwise as
+  // softmax_lse.
+  float* max_logits = nullptr;
 
   int32_t batch = 0;
   int32_t num_heads_q = 0;

@@ -25,6 +25,7 @@
 #include "core/terms/bias.hpp"
 #include "core/terms/chunk.hpp"
 #include "core/terms/mask_bits.hpp"
+#include "core/terms/max_logit.hpp"
 #include "core/terms/pairs.hpp"
 #include "core/terms/score_mod.hpp"
 #include "core/terms/softcap.hpp"
@@ -52,6 +53,7 @@ struct Score {
   // Whether d logit / d(softmax_scale s) is 1.
   static constexpr bool kIsLinear = !kHasSoftcap && !kHasMod;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
+  static constexpr bool kKeepsMaxLogit = kHas<MaxLogit>;
   // Whether logits may grow towards smaller keys; rising_from() says from which key on.
   static constexpr bool kRises = kHas<Alibi>;
   // Sinks are divided by the scale if the exponential applies it. A smaller scale than this could

@@ -300,11 +300,12 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
 
   double* const o = to.grad_o;
   std::fill_n(o, p.head_dim_v * kBlock, 0.0);
-  alignas(64) double max[kBlock], sum[kBlock], rescale[kBlock];
+  alignas(64) double max[kBlock], sum[kBlock], rescale[kBlock], largest[kBlock];
   for (int r = 0; r < kBlock; ++r) {
     bool const has_sink = p.logits.sinks != nullptr;
     max[r] = has_sink ? reinterpret_cast<double const*>(p.logits.sinks)[head] : -double(kInf);
     sum[r] = max[r] == -double(kInf) ? 0.0 : 1.0;
+    largest[r] = -double(kInf);
   }
   TileRange const range = mask.tiles(q_begin, q_begin + rows.count, kTileKeys);
   for (int n = range.begin; n < range.end; ++n) {
@@ -315,8 +316,8 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
     compute_logits(p, rows, key, keys, range.is_full(n), k, to);
     uint64_t const unseen = unseen_keys<CA_CPU_VECTORS>(to.p, keys);
     for (int r = 0; r < kBlock; ++r) {
-      double best = max[r];
-      for (int i = 0; i < keys; ++i) best = std::fmax(best, to.p[i * kBlock + r]);
+      for (int i = 0; i < keys; ++i) largest[r] = std::fmax(largest[r], to.p[i * kBlock + r]);
+      double const best = std::fmax(max[r], largest[r]);
       double const base = best == -double(kInf) ? 0.0 : best;
       rescale[r] = std::exp(max[r] - base);
       sum[r] *= rescale[r];
@@ -332,10 +333,12 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
   }
   double const scale = double(scale_of(p.v, kv_head)) / double(scale_of(p.o, head));
   for (int r = 0; r < rows.count; ++r) {
+    int64_t const at = rows.seq.lse(p, head, rows.query[r]);
     if (p.softmax_lse) {
-      reinterpret_cast<double*>(p.softmax_lse)[rows.seq.lse(p, head, rows.query[r])] =
+      reinterpret_cast<double*>(p.softmax_lse)[at] =
           sum[r] == 0.0 ? -double(kInf) : max[r] + std::log(sum[r]);
     }
+    if (p.max_logits) reinterpret_cast<double*>(p.max_logits)[at] = largest[r];
     double* const target = rows.template row_of<double>(p.o, r);
     double const factor = sum[r] == 0.0 ? 0.0 : scale / sum[r];
     for (int d = 0; d < p.head_dim_v; ++d) target[d] = o[d * kBlock + r] * factor;

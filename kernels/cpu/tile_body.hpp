@@ -116,6 +116,10 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   }
   float const v_scale = scale_of(p.v, tile.kv_head);
   for (int r = 0; r < rows; ++r) {
+    if (p.max_logits) {
+      float const largest = state.softmax[r].max * score.log2_scale();
+      MaxLogit::store(p, state.seq, state.head[r], state.query[r], largest);
+    }
     state.scale[r] = finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r],
                                 score.log2_scale(), true) *
                      (v_scale / scale_of(p.o, state.head[r]));

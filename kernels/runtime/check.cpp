@@ -456,24 +456,32 @@ Status for_inputs(Problem const& p, Visit&& visit) {
 Status check_memory(Problem const& p) {
   Memory const o = queries("out", p.o, p, p.head_dim_v);
   Memory const lse = per_query("softmax_lse", p.softmax_lse, p);
+  Memory const max_logits = per_query("max_logits", p.max_logits, p);
+  Memory const* const outputs[] = {&o, p.softmax_lse ? &lse : nullptr,
+                                   p.max_logits ? &max_logits : nullptr};
+  // Whether output i overlaps another operand.
+  auto const check_overlap = [&](int i, Memory const& other) -> Status {
+    if (!overlap(outputs[i]->rows, other.rows)) return {};
+    return Status::invalid(std::string(outputs[i]->name) + " overlaps " + other.name +
+                           (i == 0 ? "; the output needs memory that no input uses"
+                                   : "; it needs memory that no other operand uses"));
+  };
   Status status = check_operand(o);
-  if (status.ok() && p.softmax_lse != nullptr) status = check_operand(lse);
   if (status.ok()) status = check_rows(o);
-  if (!status.ok()) return status;
-  if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
-    return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
+  for (int i = 1; i < 3; ++i) {
+    if (!outputs[i]) continue;
+    if (status.ok()) status = check_operand(*outputs[i]);
+    for (int j = 0; j < i && status.ok(); ++j) {
+      if (outputs[j]) status = check_overlap(i, *outputs[j]);
+    }
   }
+  if (!status.ok()) return status;
   return for_inputs(p, [&](Memory const& input) -> Status {
-    if (Status status = check_operand(input); !status.ok()) return status;
-    if (overlap(o.rows, input.rows)) {
-      return Status::invalid(std::string("out overlaps ") + input.name +
-                             "; the output needs memory that no input uses");
+    Status status = check_operand(input);
+    for (int i = 0; i < 3 && status.ok(); ++i) {
+      if (outputs[i]) status = check_overlap(i, input);
     }
-    if (p.softmax_lse != nullptr && overlap(lse.rows, input.rows)) {
-      return Status::invalid(std::string("softmax_lse overlaps ") + input.name +
-                             "; it needs memory that no other operand uses");
-    }
-    return {};
+    return status;
   });
 }
 

@@ -41,6 +41,7 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (p.mask.elements) bits |= option::mask;
   if (p.mask.attention_chunk != 0) bits |= option::attention_chunk;
   if (p.logits.has_score_mod) bits |= option::score_mod;
+  if (p.max_logits) bits |= option::return_max_logit;
   if (p.logits.sinks) bits |= option::sinks;
   if (p.dropout.p != 0.0f) bits |= option::dropout;
   for (Sequences const* s : {&p.seq_q, &p.seq_k}) {

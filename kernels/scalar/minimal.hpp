@@ -13,6 +13,7 @@
 #include "core/forward_params.hpp"
 #include "core/mask.hpp"
 #include "core/softmax.hpp"
+#include "core/terms/max_logit.hpp"
 
 namespace cutlass_attn::scalar {
 
@@ -70,6 +71,7 @@ struct Minimal {
       });
     }
 
+    if (p.max_logits) MaxLogit::store(p, tile.seq, head, q, softmax.max * log2_scale);
     float const factor = vo_scale * finish_row(p, tile.seq, head, q, softmax, log2_scale, true);
     Element* const o_row = tile.template row_of<Element>(p.o, Arch::thread());
     for (int d = 0; d < p.head_dim_v; ++d) o_row[d] = Element(o[d] * factor);

@@ -100,6 +100,7 @@ struct Forward {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     Coord const tile = params.template tile<kBlockM, Arch>();
     if (!Config::kIsDense && tile.rows <= 0) return;
+    static_assert(!(kSplitsKeys && Score::kKeepsMaxLogit), "splits do not merge largest logits");
     using In = Operands<Config, Score, Arch>;
     IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
@@ -152,8 +153,9 @@ struct Forward {
       typename ScheduleOf<Config, Score, Arch>::Type(in, out).run();
       Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
+      out.softmax.complete_largest();
       if constexpr (Config::kIsSplit)
-        merge_sums<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
+        merge_rows<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
     }
 
     // opaque: without it, the compiler keeps the thread's place in registers through the loop.
@@ -168,7 +170,7 @@ struct Forward {
     }
     in.complete_max(place, out.softmax);
     float const o_scale = kMayDrop<Score> ? shared.block.dropout.kept_scale : 1.0f;
-    finish_rows(p, shared.block.tile, place, o_scale, out);
+    finish_rows<Score>(p, shared.block.tile, place, o_scale, out);
     Arch::sync();  // Q, K and V empty
     stage_output<Arch>(place, out.acc_o, smem);
     Arch::sync();  // O full
@@ -234,7 +236,7 @@ struct Forward {
     Arch::cp_async_commit_group();
   }
 
-  template <class Result>
+  template <class Score, class Result>
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       float o_scale, Result& out) {
     auto const o = as_rows(out.acc_o);                                  // (row, column)
@@ -242,6 +244,12 @@ struct Forward {
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = place.row(i);
+      if constexpr (Score::kKeepsMaxLogit) {
+        float const largest = out.softmax.largest.of_row[i];
+        if (is_first && row < tile.rows) {
+          MaxLogit::store(p, tile.seq, tile.head(row), tile.query(row), largest);
+        }
+      }
       float const factor = finish_row(p, tile.seq, tile.head(row), tile.query(row),
                                       out.softmax.rows[i], 1.0f, is_first && row < tile.rows) *
                            (Config::pv_factor(p, tile.head_kv) * o_scale);

@@ -273,7 +273,7 @@ struct Operands {
 template <class Config, class Score, class Arch>
 struct Result {
   typename Products<Config, Score, Arch>::O acc_o;  // (MMA, M, D)
-  SoftmaxRows<Arch, Config::kRows, Config::kMaxWeightSum> softmax;
+  SoftmaxRows<Arch, Config::kRows, Config::kMaxWeightSum, Score::kKeepsMaxLogit> softmax;
 };
 
 }  // namespace cutlass_attn::sm80

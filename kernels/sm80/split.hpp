@@ -34,7 +34,6 @@ struct SplitSchedule {
   using TileP = typename Config::TileP;
   using Scores = typename Step::Scores;
   using Words = typename Step::Words;
-  using BlockMax = typename SoftmaxRows<Arch, Config::kRows>::BlockMax;
   static constexpr int kRowBlocks = Config::kRowBlocks, kRows = Config::kRows;
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kN = Config::kBlockN, kKeyBlock = Step::kKeyBlock;
@@ -220,28 +219,39 @@ struct SplitSchedule {
   }
 };
 
-// Completes the sums of rows that several warps share. Each warp has the sum over its keys,
-// relative to an equal row max. The sums go through shared memory, (warp along N, row), in K's
-// buffer, which is empty since P of the last tile was full.
+// Completes the sums and the largest scores of rows that several warps share. A warp has those
+// of its keys, the sum relative to an equal row max. They go through shared memory, (warp along N,
+// row), in K's buffer, which is empty since P of the last tile was full.
 template <class Config, class Arch, class Softmax>
-CUTE_DEVICE void merge_sums(typename Config::SharedStorage& shared,
+CUTE_DEVICE void merge_rows(typename Config::SharedStorage& shared,
                             typename Config::Place const& place, Softmax& softmax) {
   static_assert(Config::kWarpsN * Config::kBlockM * sizeof(float) <=
                 Config::TileK::kBytes + Config::TileV::kBytes);
-  float* const sums = reinterpret_cast<float*>(&shared);
-  if (place.column(0) == 0) {  // one of the four threads of a warp that share a row
+  float* const all = reinterpret_cast<float*>(&shared);
+  auto const merge = [&](auto&& of_row, auto&& merged) {
+    if (place.column(0) == 0) {  // one of the four threads of a warp that share a row
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        all[place.warp_n() * Config::kBlockM + place.row(i)] = of_row(i);
+      }
+    }
+    Arch::sync();  // all full
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
-      sums[place.warp_n() * Config::kBlockM + place.row(i)] = softmax.rows[i].sum;
+      float x = all[place.row(i)];
+      CUTE_UNROLL
+      for (int n = 1; n < Config::kWarpsN; ++n) {
+        x = merged(x, all[n * Config::kBlockM + place.row(i)]);
+      }
+      of_row(i) = x;
     }
-  }
-  Arch::sync();  // sums full
-  CUTE_UNROLL
-  for (int i = 0; i < Config::kRows; ++i) {
-    float sum = sums[place.row(i)];
-    CUTE_UNROLL
-    for (int n = 1; n < Config::kWarpsN; ++n) sum += sums[n * Config::kBlockM + place.row(i)];
-    softmax.rows[i].sum = sum;
+  };
+  merge([&](int i) -> float& { return softmax.rows[i].sum; },
+        [](float a, float b) { return a + b; });
+  if constexpr (Softmax::kKeeps) {
+    Arch::sync();  // all empty
+    merge([&](int i) -> float& { return softmax.largest.of_row[i]; },
+          [](float a, float b) { return fmaxf(a, b); });
   }
 }
 

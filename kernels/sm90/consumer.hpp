@@ -37,7 +37,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Step = Products<Config, Score, Arch>;
-  using Softmax = SoftmaxRows<Arch, Config::kRows>;
+  using Softmax = SoftmaxRows<Arch, Config::kRows, 4096, Score::kKeepsMaxLogit>;
   using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
   static constexpr int kN = Config::kBlockN;
   // Most key tiles that a warpgroup may skip between two of its own and still overlap P V of the

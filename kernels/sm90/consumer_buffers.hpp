@@ -3,6 +3,7 @@
 
 #include "core/epilogue.hpp"
 #include "core/opaque.hpp"
+#include "core/terms/max_logit.hpp"
 #include "core/vector.hpp"
 #include "sm90/config.hpp"
 
@@ -94,10 +95,17 @@ struct ConsumerBuffers {
     using Element = typename Config::Element;
     int const thread = ConsumerBuffers::thread(), lane = thread % 4;  // of a quad
     done.complete_sums();
+    done.complete_largest();
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = Place{thread}.row(i);
       bool const is_inside = row < tile.rows;
+      if constexpr (Softmax::kKeeps) {
+        if (lane == 0 && is_inside) {
+          float const largest = done.largest.of_row[i];
+          MaxLogit::store(problem, tile.seq, tile.head(row), tile.query(row), largest);
+        }
+      }
       float factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row), done.rows[i],
                                 1.0f, lane == 0 && is_inside);
       if constexpr (Config::kDrops) factor *= kept_scale;

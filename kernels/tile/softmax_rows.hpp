@@ -18,6 +18,25 @@ struct ScaledUnits {
   CUTE_DEVICE float in_log2(int, float score) const { return score * log2_scale; }
 };
 
+// Maximum over a quad, for one row of a key block.
+struct BlockMax {
+  int is_too_large;  // whether the sum of weights is
+  float max;         // largest score
+};
+
+// The largest scores of kRows rows; nothing for 0 rows.
+template <int kRows>
+struct Largest {
+  float of_row[kRows];
+  CUTE_DEVICE Largest() {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) of_row[i] = -kInf;
+  }
+  CUTE_DEVICE void add(int i, float score) { of_row[i] = fmaxf(of_row[i], score); }
+};
+template <>
+struct Largest<0> {};
+
 // The four threads of a quad share a row of an m16n8 accumulator. Each thread keeps the row max, in
 // units of log2 (SoftmaxRow with log2_scale = 1), and the sum over its own columns.
 //
@@ -35,15 +54,22 @@ struct ScaledUnits {
 // of a row are off by a common factor, which in fp16 overflows or underflows from about 2^28 on.
 // The general score is not affected: it is in units of log2, so its row max equals one of the
 // scores. (Subtracting first, as in core/softmax.hpp, takes one more instruction per score.)
-template <class Arch, int kRows, int kMaxWeightSum = 4096>
+//
+// kKeepsLargest: whether to keep the largest score of each row, for MaxLogit. Scores that are
+// recomputed are compared again, which changes nothing.
+template <class Arch, int kRows, int kMaxWeightSum = 4096, bool kKeepsLargest = false>
 struct SoftmaxRows {
   // Bound of the sum of one thread's weights in a key block. fp16 can hold 16 times 4096.
   static constexpr float kLimit = float(kMaxWeightSum);
+
+  static constexpr bool kKeeps = kKeepsLargest;
 
   SoftmaxRow rows[kRows];
   // This thread's sum of weights in the present key block, until add_sums(). If weights are rounded
   // to 8 bits: the largest weight.
   float sums[kRows];
+  // Largest scores in units of log2: of this thread, and after complete_largest() of the row.
+  Largest<kKeepsLargest ? kRows : 0> largest;
 
   // Turns the scores of a key block into weights, with the lagging row max. Returns false if some
   // weights are too large.
@@ -157,12 +183,6 @@ struct SoftmaxRows {
     rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
   }
 
-  // Maximum over a quad, for one row of a key block.
-  struct BlockMax {
-    int is_too_large;  // whether the sum of weights is
-    float max;         // largest score
-  };
-
   template <class S>
   CUTE_DEVICE static BlockMax block_max(S const& s, int i, int is_too_large) {
     return {any_of_quad(is_too_large), max_of_quad(s, i)};
@@ -219,6 +239,13 @@ struct SoftmaxRows {
     }
   }
 
+  CUTE_DEVICE void complete_largest() {
+    if constexpr (kKeepsLargest) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) largest.of_row[i] = max_of_quad(largest.of_row[i]);
+    }
+  }
+
   // Largest score of row i: in this thread, and in its quad.
   template <class S>
   CUTE_DEVICE static float max_of_thread(S const& s, int i) {
@@ -257,6 +284,7 @@ struct SoftmaxRows {
   // Weights of row i from its scores, and their sum.
   template <class S>
   CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
+    if constexpr (kKeepsLargest) largest.add(i, max_of_thread(s, i) * factor);
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(s)>; ++j) {
       s(i, j) = fast_exp2(fmaf(s(i, j), factor, offset));

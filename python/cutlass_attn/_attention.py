@@ -110,6 +110,7 @@ def attention(
     v: A,
     *,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[AttentionOptions],
 ) -> A: ...
 @overload
@@ -119,8 +120,29 @@ def attention(
     v: A,
     *,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[AttentionOptions],
 ) -> tuple[A, A]: ...
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[True],
+    return_max_logit: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[A, A, A]: ...
 @overload
 def attention(
     q: Foreign,
@@ -128,6 +150,7 @@ def attention(
     v: Foreign,
     *,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Any: ...
 @_in_cpp
@@ -143,6 +166,7 @@ def attention(
     softcap: float = 0.0,
     layout: str = "bhsd",
     return_lse: bool = False,
+    return_max_logit: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
     accumulate: str = "fp32",
@@ -196,6 +220,8 @@ def attention(
             Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
         layout: order of the dimensions of q, k, v, out and the result: "bhsd" or "bshd".
         return_lse: also return the log-sum-exp.
+        return_max_logit: also return the largest logit of each query head, as QK-clip (MuonClip)
+            needs it.
         out: tensor or array for the result, of its shape and dtype; must not overlap an input.
         kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a key of `variants()`. A named
             kernel that cannot run the call is an error. The backward pass chooses its own kernel.
@@ -263,7 +289,10 @@ def attention(
         The result, (B, Hq, Sq, Dv) in q's layout and dtype, contiguous, or `out`. With
         ``return_lse`` a pair of it and the natural log of each softmax's denominator, (B, Hq, Sq)
         in either layout, float32 (float64 for float64 queries). A query that sees no key gives
-        zeros and -inf, or the sink. On CUDA the work is enqueued on torch's current stream. On a
+        zeros and -inf, or the sink. With ``return_max_logit`` the last of a tuple is the largest
+        logit of each query head over all batch entries, queries and keys that they see, (Hq,) of
+        that dtype: after softmax_scale, softcap, ALiBi and bias, without sinks; -inf if there is
+        none. It has no gradient. On CUDA the work is enqueued on torch's current stream. On a
         CPU it is done on return, with as many threads as torch uses; for numpy arrays on all cores.
 
     Raises:

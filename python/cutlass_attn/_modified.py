@@ -102,6 +102,11 @@ def options_of(
                     f"score_mod and {name} are both given; allowed: one of them. A score_mod "
                     f"receives softmax_scale * q.k and can apply {name} itself"
                 )
+        if options.get("return_max_logit"):
+            raise ValueError(
+                "score_mod and return_max_logit are both given; allowed: one of them. Terms of a "
+                "score_mod that do not change the softmax are not computed"
+            )
     batch, heads = call.q.shape[0], facts.num_heads_q
     lengths = Lengths(batch, heads, facts.seqlen_q, facts.seqlen_k)
     if mods["block_mask"] is not None:
@@ -152,10 +157,12 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
     if found.score is not None:
         return computed(call, found.score)
     result = function(call.q, call.k, call.v, **call.options)
-    if not call.options.get("return_lse"):
+    if not isinstance(result, tuple):
         return result
-    out, lse = result
-    return out, lse + found.lse_shift
+    out, *more = result
+    if call.options.get("return_lse"):
+        more[0] = more[0] + found.lse_shift
+    return (out, *more)
 
 
 def compiles_well(*operands: torch.Tensor, can_compile: bool | None = None) -> bool:

@@ -46,7 +46,7 @@ class _Common(TypedDict, total=False):
 
 
 class AttentionOptions(_Common, total=False):
-    """Keywords of `attention` but return_lse."""
+    """Keywords of `attention` but return_lse and return_max_logit."""
 
     layout: Layout
     accumulate: Accumulator
@@ -67,7 +67,7 @@ class AttentionOptions(_Common, total=False):
 
 
 class VarlenOptions(_Common, total=False):
-    """Keywords of `attention_varlen` but return_lse."""
+    """Keywords of `attention_varlen` but return_lse and return_max_logit."""
 
     seqused_k: Lengths | None
     block_table: Array | None

@@ -209,7 +209,9 @@ def reference(
     lse = np.full((batch, heads, seqlen_q), -np.inf)
     lse_error = np.zeros_like(lse)
     for b, h in np.ndindex(batch, heads):
-        q_, k_, v_ = (x.astype(np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group]))
+        if h % group == 0:  # the query heads of a KV head follow each other
+            k64, v64 = (x[b, h // group].astype(np.float64) for x in (k, v))
+        q_, k_, v_ = q[b, h].astype(np.float64), k64, v64
         p, lse[b, h] = _softmax(q_ @ k_.T * scale, hidden)
         exact[b, h] = p @ v_
         if dtype == "float32":

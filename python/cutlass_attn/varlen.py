@@ -77,6 +77,7 @@ def attention_varlen(
     cu_seqlens_k: Lengths | None = None,
     *,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[VarlenOptions],
 ) -> A: ...
 @overload
@@ -88,8 +89,33 @@ def attention_varlen(
     cu_seqlens_k: Lengths | None = None,
     *,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[VarlenOptions],
 ) -> tuple[A, A]: ...
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[True],
+    return_max_logit: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[A, A, A]: ...
 @overload
 def attention_varlen(
     q: Foreign,
@@ -99,6 +125,7 @@ def attention_varlen(
     cu_seqlens_k: Lengths | None = None,
     *,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     **options: Unpack[VarlenOptions],
 ) -> Any: ...
 @_in_cpp
@@ -127,6 +154,7 @@ def attention_varlen(
     num_splits: int = 0,
     split_size: int = 0,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
     quantize: str | None = None,
@@ -190,6 +218,7 @@ def attention_varlen(
             `attention_decode`; a kernel has to be named for the same bits in any batch, as few
             rows run another one than many.
         return_lse: also return the log-sum-exp.
+        return_max_logit: also return the largest logit of each query head, as in `attention`.
         out: (T, Hq, Dv), tensor or array for the result. Rows after the last offset stay as they
             are.
         kernel: "auto", a kernel such as "sm80/varlen", or a key of `variants()`.
@@ -206,7 +235,8 @@ def attention_varlen(
         (T, Hq, Dv), contiguous, in q's dtype, or `out`. Rows after the last offset are zeros; `out`
         saves the pass over memory that fills them. With ``return_lse`` a pair of it and the
         log-sum-exp, natural, (Hq, T) float32 (float64 for float64 queries): -inf for a query that
-        sees no key, and for rows after the last offset.
+        sees no key, and for rows after the last offset. With ``return_max_logit`` the last of a
+        tuple is (Hq,) of that dtype, as in `attention`.
 
     Raises:
         TypeError: an argument has a wrong type, is missing, or is not known.

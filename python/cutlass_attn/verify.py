@@ -86,15 +86,17 @@ def verified(call: Call) -> Any:
     lib = library_of(call.q)
     if facts.dropout_p > 0 and call.options.get("rng_state") is None:
         call = call.with_options(rng_state=lib.random_state(call.q))  # one state for both runs
-    out, lse = call.run(return_lse=True)
+    out, lse, *max_logit = call.run(return_lse=True)
     verdicts = call.explained(out=out).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
-    confirm(call, tested, out, lse)
-    return (out, lse) if call.options.get("return_lse") else out
+    confirm(call, tested, out, lse, *max_logit)
+    more = (lse, *max_logit) if call.options.get("return_lse") else max_logit
+    return (out, *more) if more else out
 
 
-def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
-    """Compares the result and log-sum-exp of the kernel `tested` as `verified` describes."""
+def confirm(call: Call, tested: str, out: Any, lse: Any, max_logit: Any = None) -> None:
+    """Compares the result, log-sum-exp and largest logits of the kernel `tested` as `verified`
+    describes."""
     facts = call.facts()
     if facts.quantize is not None and facts.head_dim > _MAX_ROUNDED_HEAD_DIM:
         raise ValueError(
@@ -112,7 +114,8 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
     as_given = call.with_options(quantize=None, max_error=None)
     same = call if facts.quantize is None else _with_rounded_operands(as_given, lib, facts)
     on_baseline = {"kernel": baseline, "accumulate": "fp32", "out": None, "return_lse": False}
-    expected, expected_lse = same.run(**{**on_baseline, "return_lse": True})
+    expected, expected_lse, *expected_max = same.run(**{**on_baseline, "return_lse": True})
+    on_baseline["return_max_logit"] = False
 
     heads_axis = 2 if facts.bshd else 1
     arrays = [lib.to_float32(x) for x in (call.q, call.k, call.v, out, expected)]
@@ -163,6 +166,10 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
     else:
         compare("out", names, order, out_, expected_, of_out)
     compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
+    if max_logit is not None:
+        theirs = lib.to_float32(expected_max[0])
+        limit = logit_error[..., 0, 0].max(axis=0, initial=0.0) + SUMMATION * (1 + np.abs(theirs))
+        compare("max_logit", names, ("head",), lib.to_float32(max_logit), theirs, limit)
     if errors is not None and not is_wide.all():
         _require_within(facts.max_error or 0.0, tested, out_, given_, errors, is_wide)
     if facts.quantize is not None and LOG.isEnabledFor(logging.INFO):

@@ -131,7 +131,7 @@ def _verified(
 ) -> Any:
     q, k, v = operands
     with_lse = {**options, "return_lse": True}
-    out, lse = run(q, k, v, with_lse, **more)
+    out, lse, *max_logit = run(q, k, v, with_lse, **more)
     verdicts = explain(q, k, v, {**options, "out": out}, **more).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
     kernel = "scalar/minimal" if getattr(q, "is_cuda", False) else "scalar/minimal-simt"
@@ -141,7 +141,7 @@ def _verified(
         q, k, v = (_on_cpu(x) for x in operands)
         given = {name: _on_cpu(x) for name, x in given.items()}
     mask = {name: given.pop(name) for name in more}
-    expected, expected_lse = run(q, k, v, {**given, "kernel": kernel}, **mask)
+    expected, expected_lse, *expected_max = run(q, k, v, {**given, "kernel": kernel}, **mask)
     arrays = [lib.to_float32(x) for x in (q, out, expected, lse, expected_lse)]
     q_, out_, expected_, lse_, expected_lse_ = arrays
     scales = [_scale(lib, options.get(name), k.shape[-2]) for name in ("k_scale", "v_scale")]
@@ -152,6 +152,7 @@ def _verified(
     softmax_scale = options.get("softmax_scale")
     softmax_scale = head_dim**-0.5 if softmax_scale is None else abs(softmax_scale)
     kept = max(1.0 - options.get("dropout_p", 0.0), 2.0**-16)
+    largest_error = np.zeros(q.shape[-2])  # of a logit of each head
     for b, (rows, at_lse, keys, values) in enumerate(entries()):
         k_, v_ = (x * scale for x, scale in zip((keys, values), scales, strict=True))
         queries = q_[rows]
@@ -164,6 +165,7 @@ def _verified(
         distance = queries.shape[0] + k_.shape[0]
         logit = softmax_scale * size_q * size_k + slope * distance
         error = 2.0**-21 * logit  # (Hq,)
+        largest_error = np.maximum(largest_error, error)
         right = expected_[rows]
         tolerance = ((u + 2 * error) * size_v)[:, None] + 2 * u * np.abs(right)
         names = f"{tested} and {kernel}"
@@ -173,7 +175,12 @@ def _verified(
         ours, theirs = ((x[:, at_lse] if is_packed else x[at_lse]).T for x in (lse_, expected_lse_))
         tolerance = error + SUMMATION * (1 + np.abs(theirs))
         compare(f"lse of sequence {b}", names, order[:2], ours, theirs, tolerance)
-    return (out, lse) if options.get("return_lse") else out
+    if max_logit:
+        one, other = (lib.to_float32(x[0]) for x in (max_logit, expected_max))
+        limit = largest_error + SUMMATION * (1 + np.abs(other))
+        compare("max_logit", f"{tested} and {kernel}", ("head",), one, other, limit)
+    results = (lse, *max_logit) if options.get("return_lse") else max_logit
+    return (out, *results) if results else out
 
 
 def _on_cpu(x: Any) -> Any:

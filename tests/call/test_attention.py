@@ -35,7 +35,7 @@ def test_case(variant, case):
         variant.accumulate,
     )
     assert accuracy.ok, accuracy
-    theirs = testing.Reference(*expected)
+    theirs = testing.Reference(*expected[:4])
     assert theirs.confirms_lse(lse.cpu().numpy()), (lse, expected.lse)
 
 

@@ -82,7 +82,7 @@ def test_forward(device, case, dtype, layout):
     assert out.dtype == dtype and lse.dtype == jnp.float32
     due = reference.attention(*parts[:3], dtype, **options)
     judge(of(out, layout), due.exact, due.unfused, dtype)
-    assert testing.Reference(*due).confirms_lse(np.asarray(lse))
+    assert testing.Reference(*due[:4]).confirms_lse(np.asarray(lse))
 
 
 @pytest.mark.parametrize("case", CASES)

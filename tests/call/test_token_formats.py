@@ -190,7 +190,7 @@ def judge(case, dtype, out, lse):
     ours = out.transpose(1, 2).float().cpu().numpy()
     accuracy = testing.judge(ours, right.exact, right.unfused, dtype)
     assert accuracy.ok, accuracy
-    assert testing.Reference(*right).confirms_lse(lse.cpu().numpy())
+    assert testing.Reference(*right[:4]).confirms_lse(lse.cpu().numpy())
 
 
 def pairs():

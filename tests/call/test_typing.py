@@ -79,7 +79,7 @@ def test_types_have_the_keywords_of_signatures(function):
     }[function]
     parameters = inspect.signature(getattr(cutlass_attn, function)).parameters.values()
     names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert options.__optional_keys__ == names - {"return_lse"}
+    assert options.__optional_keys__ == names - {"return_lse", "return_max_logit"}
 
 
 def test_literals_are_what_is_allowed():

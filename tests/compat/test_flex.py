@@ -137,16 +137,38 @@ def test_dtypes(dtype):
         assert_equal((ours[1].double(),), (due[1].double(),), 1e-2 if dtype.itemsize == 2 else 1e-5)
 
 
-def reference(q, k, v, score_mod, mask_mod):
-    """By autograd: mods are functions of whole tensors, too, where they use nothing else."""
-    k, v = (x.repeat_interleave(HQ // HKV, dim=1) for x in (k, v))
+def scores_of(q, k, score_mod, mask_mod):
+    """Mods are functions of whole tensors, too, where they use nothing else."""
+    k = k.repeat_interleave(HQ // HKV, dim=1)
     score = q @ k.mT / D**0.5
     index = torch.meshgrid(*map(torch.arange, score.shape), indexing="ij")
     if score_mod is not None:
         score = score_mod(score, *index)
     if mask_mod is not None:
         score = score.masked_fill(~mask_mod(*index), -torch.inf)
+    return score
+
+
+def reference(q, k, v, score_mod, mask_mod):
+    """By autograd."""
+    score = scores_of(q, k, score_mod, mask_mod)
+    v = v.repeat_interleave(HQ // HKV, dim=1)
     return torch.softmax(score, -1) @ v, torch.logsumexp(score, -1)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "empty rows", "of heads"])
+@pytest.mark.parametrize(
+    "name", sorted(SCORES.keys() - {"alibi, symmetric"})
+)  # which no option expresses
+def test_max_scores(name, mask):
+    """torch's function has them on a GPU alone."""
+    q, k, v = operands((37, 53))
+    seen = None if mask is None else block_mask(mask, (37, 53))
+    wanted = flex.AuxRequest(max_scores=True)
+    out, aux = flex.flex_attention(q, k, v, SCORES[name], seen, enable_gqa=True, return_aux=wanted)
+    due = scores_of(q, k, SCORES[name], MASKS.get(mask)).amax(-1)
+    assert aux.lse is None and out.shape == (B, HQ, 37, DV)
+    torch.testing.assert_close(aux.max_scores, due, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -418,6 +440,11 @@ def test_results():
     assert [tuple(x.shape) for x in pair] == [(B, HQ, 37, DV), (B, HQ, 37)]
     out, aux = flex.flex_attention(q, k, v, return_aux=flex.AuxRequest(), **gqa)
     assert aux == flex.AuxOutput(None, None)
+    q.requires_grad_()
+    wanted = flex.AuxRequest(lse=True, max_scores=True)
+    out, aux = flex.flex_attention(q, k, v, return_aux=wanted, **gqa)
+    assert out.requires_grad and aux.lse.requires_grad and not aux.max_scores.requires_grad
+    assert aux.lse.shape == aux.max_scores.shape == (B, HQ, 37)
     flex.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64, "bwd_BLOCK_N1": 32}, **gqa)
 
 
@@ -436,7 +463,14 @@ def wrong(**changes):
         ({"query": torch.ones(2, 4, 37, 8)}, ValueError, "head dims of query and key differ"),
         ({"query": torch.ones(1, 4, 37, D)}, ValueError, "without a block_mask"),
         ({"return_lse": True, "return_aux": flex.AuxRequest()}, ValueError, "both given"),
-        ({"return_aux": flex.AuxRequest(max_scores=True)}, NotImplementedError, "maxima"),
+        (
+            {
+                "return_aux": flex.AuxRequest(max_scores=True),
+                "score_mod": lambda s, b, h, q, k: torch.sin(s),
+            },
+            NotImplementedError,
+            "maxima",
+        ),
         ({"kernel_options": {"BLOCKM": 1}}, ValueError, "kernel_options has no 'BLOCKM'"),
         ({"block_mask": torch.ones(37, 37)}, TypeError, "must be a BlockMask, got Tensor"),
         ({"block_mask": block_mask("causal", (36, 37))}, ValueError, r"lengths \(36, 37\)"),

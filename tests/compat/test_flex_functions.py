@@ -2,7 +2,7 @@
 FlexAttention are about: results and gradients against autograd in float64.
 
 Left out of PyTorch's tests: what is about its compiler, kernel options, nested tensors and devices;
-functions that reduce a captured row; max_scores.
+functions that reduce a captured row.
 """
 
 import math

@@ -174,12 +174,14 @@ SolvedCase::SolvedCase(Case const& what, DType dtype) : case_(what), dtype_(dtyp
   }
   make_terms();
   lse_.resize(size_t(c.batch) * c.num_heads_q * c.seqlen_q);
+  if (c.max_logits) max_logits_.resize(lse_.size());
   solve();
 }
 
 Problem SolvedCase::call() {
   std::fill(o_.bytes.begin(), o_.bytes.end(), kGarbage);
   std::memset(lse_.data(), kGarbage, lse_.size() * sizeof(float));
+  std::memset(max_logits_.data(), kGarbage, max_logits_.size() * sizeof(float));
   Case const& c = case_;
   Problem p;
   p.q = ref(q_);
@@ -187,6 +189,7 @@ Problem SolvedCase::call() {
   p.v = ref(c.latent_kv ? k_ : v_);
   p.o = ref(o_);
   p.softmax_lse = lse_.data();
+  if (c.max_logits) p.max_logits = max_logits_.data();
   p.set_dtype(dtype_);
   p.batch = c.batch;
   p.num_heads_q = c.num_heads_q;
@@ -314,7 +317,7 @@ void SolvedCase::solve() {
       int const h_kv = h * c.num_heads_kv / c.num_heads_q;
       for (int i = 0; i < c.seqlen_q; ++i) {
         double const sink = c.sinks ? double(sinks_[h]) : -kInfinity;
-        double largest = sink, sum = 0, lse_bound = 0, q_shift = 0;
+        double largest = sink, largest_logit = -kInfinity, sum = 0, lse_bound = 0, q_shift = 0;
         for (int d = 0; is_int8 && d < c.head_dim; ++d) {
           q_shift += given_q[q_.index(b, h, i, d)] *
                      scales.shift[size_t(b * c.num_heads_kv + h_kv) * c.head_dim + d];
@@ -337,6 +340,7 @@ void SolvedCase::solve() {
           if (is_one_step) lse_bound = std::fmax(lse_bound, unit(j));
           logits[j] = logit(b, h, i, j, dot);
           largest = std::fmax(largest, logits[j]);
+          largest_logit = std::fmax(largest_logit, logits[j]);
           if (is_fp32) continue;
           double bound = 0;
           double const rounded =
@@ -358,6 +362,7 @@ void SolvedCase::solve() {
           (this->*round)(p, rounded_v, b, h_kv, sum, &unfused_o_[row]);
           lse_bound_.back() += 0x1p-9;  // weights are summed in fp16, a few at a time
         }
+        exact_max_.push_back(largest_logit);
         exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
         for (int j = 0; j < c.seqlen_k; ++j) {
           if (!visible(b, h, i, j)) continue;
@@ -408,6 +413,13 @@ std::string SolvedCase::verdict() const {
             : std::isnan(exact_lse) ? std::isnan(lse)
                                     : lse == exact_lse;
         if (!same) return "LSE" + place(b, h, i) + text(lse, exact_lse);
+        if (c.max_logits) {
+          double const got = max_logits_[row], exact = exact_max_[row];
+          double const allowed = 2e-6 * (8 + std::fabs(exact));
+          if (got != exact && !(std::fabs(got - exact) <= allowed)) {
+            return "largest logit" + place(b, h, i) + text(got, exact);
+          }
+        }
         for (int d = 0; d < c.head_dim_v; ++d, ++n) {
           int64_t const at = o_.index(b, h, i, d);
           std::memset(&outside.bytes[at * f.bytes], kGarbage, f.bytes);
@@ -451,8 +463,10 @@ std::string SolvedCase::verdict() const {
 
 std::vector<char> SolvedCase::outputs() const {
   std::vector<char> all = o_.bytes;
-  char const* const lse = reinterpret_cast<char const*>(lse_.data());
-  all.insert(all.end(), lse, lse + lse_.size() * sizeof(float));
+  for (std::vector<float> const* x : {&lse_, &max_logits_}) {
+    char const* const bytes = reinterpret_cast<char const*>(x->data());
+    all.insert(all.end(), bytes, bytes + x->size() * sizeof(float));
+  }
   return all;
 }
 

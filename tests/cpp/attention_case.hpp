@@ -54,6 +54,7 @@ struct Case {
   char const* alibi = nullptr;  // slopes along "h" or "bh"
   bool sinks = false;           // the sink of head 1 is -inf
   float dropout_p = 0;
+  bool max_logits = false;  // an output
 
   // Accumulator of the kernel. Kernels with fp16 accumulation implement none of the options from
   // `bias` on except sinks.
@@ -79,6 +80,7 @@ std::vector<Case> few_bias_cases(
     int head_dim);  // of 16 bits, with entries of two keys side by side
 std::vector<Case> few_mask_cases(int head_dim);  // tiles in which all, some, or no keys are seen
 std::vector<Case> few_bias_mask_cases(int head_dim);
+std::vector<Case> few_max_logit_cases(int head_dim);
 
 // Few queries with many keys, which decode kernels split. The first cases reach every line of a
 // kernel.
@@ -112,7 +114,7 @@ class SolvedCase {
   // wrong and where.
   std::string verdict() const;
 
-  // All bytes of O and LSE, to compare runs.
+  // All bytes of O, LSE and the largest logits, to compare runs.
   std::vector<char> outputs() const;
 
  private:
@@ -174,9 +176,9 @@ class SolvedCase {
   Entries bias_, mask_, slopes_;
   std::vector<float> sinks_;
   uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
-  std::vector<float> lse_;
-  std::vector<double> exact_o_, unfused_o_, exact_lse_;  // (B, Hq, Sq[, Dv])
-  std::vector<double> lse_bound_;                        // how far fp16 accumulation may move LSE
+  std::vector<float> lse_, max_logits_;
+  std::vector<double> exact_o_, unfused_o_, exact_lse_, exact_max_;  // (B, Hq, Sq[, Dv])
+  std::vector<double> lse_bound_;  // how far fp16 accumulation may move LSE
 };
 
 }  // namespace attention_case

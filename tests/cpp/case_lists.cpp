@@ -333,6 +333,26 @@ std::vector<Case> few_bias_mask_cases(int head_dim) {
   return chosen;
 }
 
+std::vector<Case> few_max_logit_cases(int head_dim) {
+  Case large{"largest logits, large scores", 70, 300};
+  large.magnitude = 40;
+  Case causal{"largest logits, causal, rows without keys, sinks above them", 150, 90};
+  causal.causal = causal.sinks = true;
+  causal.magnitude = 0.01f;
+  Case packed{"largest logits, packed heads, negative scale", 5, 200};
+  packed.num_heads_q = 8, packed.num_heads_kv = 2;
+  packed.softmax_scale = -0.125f;
+  Case window{"largest logits, window, softcap", 130, 260};
+  window.window_left = 100, window.window_right = 3;
+  window.softcap = 3;
+  std::vector<Case> list{large, causal, packed, window};
+  for (Case& x : list) {
+    x.head_dim = head_dim;
+    x.max_logits = true;
+  }
+  return list;
+}
+
 std::vector<Case> option_cases(int head_dim) {
   std::vector<Case> list = few_option_cases(head_dim);
   auto const add = [&](std::string name, int seqlen_q, int seqlen_k) -> Case& {

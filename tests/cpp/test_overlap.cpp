@@ -35,6 +35,10 @@ TEST(outputs_need_memory_of_their_own) {
            "softmax_lse overlaps q; it needs memory that no other operand uses");
   CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.o.data) + 319; }),
            "softmax_lse overlaps out; it needs memory that no other operand uses");
+  CHECK_EQ(message([](P& p) { p.max_logits = static_cast<float*>(p.k.data) + 7; }),
+           "max_logits overlaps k; it needs memory that no other operand uses");
+  CHECK_EQ(message([](P& p) { p.max_logits = p.softmax_lse + 1; }),
+           "max_logits overlaps softmax_lse; it needs memory that no other operand uses");
   // Inputs may share memory and repeat themselves.
   CHECK_EQ(message([](P& p) { p.k = p.v = {p.k.data, 0, 0, 0, p.k.dtype}; }), "");
 }

@@ -112,8 +112,8 @@ class Differentiable:
         result = self.run_forward(q, k, v, options, is_cast=True)
         if out is None:
             return result
-        if options.get("return_lse"):
-            return torch_library.copied(result[0], out), result[1]
+        if isinstance(result, tuple):
+            return torch_library.copied(result[0], out), *result[1:]
         return torch_library.copied(result, out)
 
     def record(
@@ -141,9 +141,13 @@ class Differentiable:
         return_lse = options.get("return_lse", False)
         options["return_lse"] = return_lse or needs_gradient or _is_transformed()
         args = self.schema.arguments(q=q, k=k, v=v, **options)
-        result, lse = _Transformed.apply(self, *args) if _is_transformed() else self.forward(*args)
+        result, lse, max_logit = (
+            _Transformed.apply(self, *args) if _is_transformed() else self.forward(*args)
+        )
         result = torch_library.copied(result, out)
-        return (result, lse) if return_lse else result
+        more = (lse,) if return_lse else ()
+        more += (max_logit,) if options.get("return_max_logit") else ()
+        return (result, *more) if more else result
 
     def _cast(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
@@ -206,14 +210,20 @@ class Differentiable:
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Saves the arguments and results of the forward operator."""
-        out, lse = output
+        out, lse, max_logit = output
+        ctx.mark_non_differentiable(max_logit)
         if out.numel() > 0 and lse.numel() == 0:
             raise ValueError(f"{self.name}: a gradient of the operator needs return_lse=True")
         q, k, v, options = self.schema.call_of(inputs)
         _keep(ctx, self, q, k, v, out, lse, options)
 
     def differentiate(
-        self, ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, first: int = 0
+        self,
+        ctx: Any,
+        grad_out: torch.Tensor | None,
+        grad_lse: torch.Tensor | None,
+        _: Any,  # of the largest logits, which have no derivative
+        first: int = 0,
     ) -> tuple[Any, ...]:
         """Gradients of all arguments; argument 0 is the context's input number `first`."""
         wanted = [False] * len(_INPUTS)
@@ -278,9 +288,9 @@ class _Transformed(torch.autograd.Function):
         function.save(ctx, tuple(args), output)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any, _: Any) -> Any:
         function, *_ = ctx.call
-        return None, *function.differentiate(ctx, grad_out, grad_lse, first=1)
+        return None, *function.differentiate(ctx, grad_out, grad_lse, None, first=1)
 
 
 class _TransformedGradients(torch.autograd.Function):

@@ -39,15 +39,17 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     if _is_foldable(given, batch):
         result = function(**_folded(given, batch))
         parts = result if isinstance(result, tuple) else (result,)
-        shaped = tuple(x.reshape(*batch, *x.shape[1:]) for x in parts)
+        # The largest logits are those of all batch entries.
+        shaped = tuple(x if x.ndim == 1 else x.reshape(*batch, *x.shape[1:]) for x in parts)
         if given.get("out") is not None:
             shaped = (given["out"], *shaped[1:])
         return shaped if isinstance(result, tuple) else shaped[0]
     results = [function(**_entry(given, batch, i)) for i in range(batch[0])]
     if not isinstance(results[0], tuple):
         return _stacked(results, given.get("out"))
-    outs, lses = zip(*results)
-    return _stacked(outs, given.get("out")), _stacked(lses, None)
+    outs, *more = zip(*results)
+    stacked = (_largest(x) if x[0].ndim == 1 else _stacked(x, None) for x in more)
+    return _stacked(outs, given.get("out")), *stacked
 
 
 def first_call(q: Any, k: Any, v: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +148,11 @@ def _viewed(name: str, x: Any, shape: tuple[int, ...]) -> Any:
         f"{name} of shape {tuple(x.shape)} has batch dimensions that are no single one in memory; "
         "make it contiguous first, or move them next to each other"
     )
+
+
+def _largest(parts: Any) -> Any:
+    stacked = _stacked(parts, None)
+    return stacked.max(axis=0) if isinstance(stacked, np.ndarray) else stacked.amax(0)
 
 
 def _stacked(parts: Any, out: Any) -> Any:

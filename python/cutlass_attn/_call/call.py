@@ -15,7 +15,9 @@ from .. import _C
 SIGNATURES: dict[str, inspect.Signature] = {}
 
 # Options of the forward pass only: the backward pass chooses its own kernel, with fp32 sums.
-OF_FORWARD = frozenset(("kernel", "accumulate", "verify", "num_splits", "split_size"))
+OF_FORWARD = frozenset(
+    ("kernel", "accumulate", "verify", "num_splits", "split_size", "return_max_logit")
+)
 # Padding as lengths, of dense calls.
 PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
 # Of a decoding step: arguments that need k_new, and all arguments that appending keys reads.

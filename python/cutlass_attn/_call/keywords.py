@@ -86,6 +86,7 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "return_softmax_lse": (("return_lse", _LSE),),
     "need_weights": (("return_lse", _LSE),),
     "output_attentions": (("return_lse", _LSE),),
+    "return_max_logits": (("return_max_logit", "return_max_logit"),),
     "logits_soft_cap": (("softcap", "softcap"),),
     "logit_cap": (("softcap", "softcap"),),
     "learnable_sink": (("sinks", "sinks, (Hq,) float32"),),
@@ -137,6 +138,7 @@ _DECODING = {
     "mask": "it has tree_mask, and cache_leftpad for padding",
     "bias": "biases are of attention()",
     "dropout_p": "decoding has no dropout",
+    "return_max_logit": "it is for training, with attention() and attention_varlen()",
     "deterministic": "decoding has no gradients, and its results have the same bits in every run",
     "cu_seqlens_q": "each sequence has Sq queries; for other numbers of them there is "
     "attention_varlen(), with block_table",

@@ -53,10 +53,10 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         cu_seqlens_k=keys.int(),
         **options,
     )
-    out, lse = result if return_lse else (result, None)
+    out, *more = result if isinstance(result, tuple) else (result,)
     out = torch.nested.nested_tensor_from_jagged(out, rows)
     out = out.transpose(1, 2) if layout == "bhsd" else out
-    if lse is None:
-        return out
-    nested = torch.nested.nested_tensor_from_jagged(lse.t().contiguous(), rows)
-    return out, nested.transpose(1, 2)
+    if return_lse:
+        nested = torch.nested.nested_tensor_from_jagged(more[0].t().contiguous(), rows)
+        more[0] = nested.transpose(1, 2)
+    return (out, *more) if more else out

@@ -30,6 +30,12 @@ def filled(like: np.ndarray, dtype: str, shape: tuple[int, ...], value: float) -
     return np.full(shape, value, dtype)
 
 
+def largest_per_head(x: np.ndarray) -> np.ndarray:
+    """(Hq,), from (B, Hq, Sq) or (Hq, T): -inf without rows."""
+    other = (0, 2) if x.ndim == 3 else (1,)
+    return np.asarray(x.max(axis=other, initial=-np.inf))
+
+
 def scratch(like: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, dtype)
 

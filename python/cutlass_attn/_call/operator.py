@@ -28,17 +28,16 @@ def _call_of(args: tuple[Any, ...]) -> Call:
 
 
 @torch.library.custom_op("cutlass_attn::attention_forward", mutates_args=(), schema=_SCHEMA.text)
-def attention_forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention output and log-sum-exp; the latter has no elements unless `return_lse`."""
+def attention_forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention output, log-sum-exp and largest logits; the last two have no elements unless
+    `return_lse` and `return_max_logit`."""
     call = _call_of(args)
     result = _C.forward(call.q, call.k, call.v, call.options, dispatched=True)
-    if call.options["return_lse"]:
-        return result
-    return result, torch_library.empty_lse(call.q, (0,))
+    return torch_library.all_results(call.q, result, call.options)
 
 
 @attention_forward.register_fake
-def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     call = _call_of(args)
     options = call.options
     for name, x in zip("qkv", args):
@@ -51,9 +50,8 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         call.facts()
     batch, *middle, _d = call.q.shape
     heads, rows = middle[::-1] if options["layout"] == "bshd" else middle
-    lse_shape = (batch, heads, rows) if options["return_lse"] else (0,)
     out = torch_library.empty(call.q, (batch, *middle, call.v.shape[-1]))
-    return out, torch_library.empty_lse(call.q, lse_shape)
+    return torch_library.with_shapes(out, call.q, options, (batch, heads, rows), heads)
 
 
 ATTENTION = Differentiable(
@@ -64,7 +62,7 @@ eager, record = ATTENTION.eager, ATTENTION.record
 
 def recorded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """`attention` through torch's dispatcher, as under torch.compile and torch.export."""
     if options.pop("verify", False):
         raise ValueError(torch_library.NO_VERIFY)

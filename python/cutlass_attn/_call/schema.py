@@ -39,7 +39,7 @@ class Schema:
         names: Callable[[str], bool],
         more: dict[str, str] | None = None,
         mutates: tuple[str, ...] = (),
-        returns: str = "(Tensor, Tensor)",
+        returns: str = "(Tensor, Tensor, Tensor)",
     ):
         self.function = function
         parameters = {n: p for n, p in SIGNATURES[function].parameters.items() if names(n)}

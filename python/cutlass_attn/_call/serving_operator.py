@@ -25,34 +25,33 @@ _DECODE = Schema(
     "attention_decode",
     lambda name: name not in (*_NOT_OF_OPS, *NEW_KEYS),
     more={"mask": "Tensor?"},
+    returns="(Tensor, Tensor)",
 )
 _DECODE_APPEND = Schema(
     "attention_decode",
     lambda name: name in ("q", "k_cache", "v_cache", *OF_APPEND),
     mutates=("k_cache", "v_cache"),
+    returns="(Tensor, Tensor)",
 )
 
 
-def _no_lse(q: torch.Tensor) -> torch.Tensor:
-    return torch_library.empty_lse(q, (0,))
-
-
 @torch.library.custom_op("cutlass_attn::attention_varlen", mutates_args=(), schema=_VARLEN.text)
-def attention_varlen_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the log-sum-exp; the latter has no elements unless `return_lse`."""
+def attention_varlen_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, the log-sum-exp and the largest logits; the last two have no elements unless
+    `return_lse` and `return_max_logit`."""
     q, k, v, options = _VARLEN.call_of(args)
     result = _C.varlen(q, k, v, options, dispatched=True)
-    return result if options["return_lse"] else (result, _no_lse(q))
+    return torch_library.all_results(q, result, options)
 
 
 @attention_varlen_op.register_fake
-def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options = _VARLEN.by_name(args)
     q, v = options["q"], options["v"]
     torch_library.require_dims("q", q, 3, "(rows, heads, head_dim)")
     rows, heads, _d = q.shape
-    lse_shape = (heads, rows) if options["return_lse"] else (0,)
-    return torch_library.empty(q, (rows, heads, v.shape[-1])), torch_library.empty_lse(q, lse_shape)
+    out = torch_library.empty(q, (rows, heads, v.shape[-1]))
+    return torch_library.with_shapes(out, q, options, (heads, rows), heads)
 
 
 VARLEN = Differentiable(
@@ -68,7 +67,7 @@ def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
     mask = options.pop("mask")
     result = _C.decode(q, k, v, options, mask=mask, dispatched=True)
-    return result if options["return_lse"] else (result, _no_lse(q))
+    return result if options["return_lse"] else (result, torch_library.empty_lse(q, (0,)))
 
 
 @attention_decode_op.register_fake

@@ -110,6 +110,33 @@ def filled(like: torch.Tensor, dtype: str, shape: tuple[int, ...], value: float)
     return torch.full(shape, value, dtype=getattr(torch, dtype), device=like.device)
 
 
+def largest_per_head(x: torch.Tensor) -> torch.Tensor:
+    """(Hq,), from (B, Hq, Sq) or (Hq, T): -inf without rows."""
+    other = (0, 2) if x.dim() == 3 else (1,)
+    return x.amax(other) if x.numel() > 0 else x.new_full((x.shape[-2],), -torch.inf)
+
+
+def all_results(
+    q: torch.Tensor, result: Any, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The results of an operator: output, log-sum-exp and largest logits. `result`: of `_C`."""
+    found = list(result) if isinstance(result, tuple) else [result]
+    nothing = empty_lse(q, (0,))
+    lse = found[1] if options["return_lse"] else nothing
+    return found[0], lse, found[-1] if options["return_max_logit"] else nothing.clone()
+
+
+def with_shapes(
+    out: torch.Tensor, q: torch.Tensor, options: dict[str, Any], lse: tuple[Any, ...], heads: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `all_results`, uninitialised. lse: shape of the log-sum-exp."""
+    shapes = (
+        lse if options["return_lse"] else (0,),
+        (heads if options["return_max_logit"] else 0,),
+    )
+    return out, empty_lse(q, shapes[0]), empty_lse(q, shapes[1])
+
+
 def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 

@@ -36,6 +36,8 @@ def _is_one_call(given: dict[str, Any], dims: dict[str, int | None]) -> bool:
     """Whether the mapped dimension can become part of the batch."""
     if given["dropout_p"] != 0.0:  # the dropped weights depend on the batch entry
         return False
+    if given["return_max_logit"]:  # of all batch entries
+        return False
     for name, dim in dims.items():
         if name in _ROWS or (name == "rng_state" and dim is None):
             continue

@@ -24,11 +24,12 @@ from torch.nn.attention.flex_attention import (
 )
 
 import cutlass_attn
+from cutlass_attn import _C
 from cutlass_attn._call.call import Call
 from cutlass_attn._modified import compiles_well, computed
 from cutlass_attn._mods import block_mask as _block_mask
 from cutlass_attn._mods import masks
-from cutlass_attn._mods.graph import UnsupportedModError
+from cutlass_attn._mods.graph import Graph, UnsupportedModError
 from cutlass_attn._mods.translate import Mods, translate
 
 __all__ = [
@@ -81,7 +82,8 @@ def flex_attention(
         enable_gqa: allows Hq to be a multiple of Hkv.
         return_lse: also return the log-sum-exp; `return_aux` is torch's newer form of it.
         kernel_options: accepted and ignored.
-        return_aux: ``AuxRequest(lse=True)``: also return ``AuxOutput(lse)``.
+        return_aux: ``AuxRequest(lse=True, max_scores=True)``: also return ``AuxOutput(lse,
+            max_scores)``.
 
     Returns:
         (B, Hq, L, Ev) in query's dtype; with `return_lse` a pair with the natural log-sum-exp,
@@ -92,7 +94,9 @@ def flex_attention(
     Raises:
         UnsupportedModError: a NotImplementedError: score_mod or mask_mod cannot be traced, or no
             kernel computes it.
-        NotImplementedError: operands are not 4-D or are nested; ``AuxRequest(max_scores=True)``.
+        NotImplementedError: operands are not 4-D or are nested; ``AuxRequest(max_scores=True)``
+            with a score_mod that no option of `attention` expresses, under torch.autocast, or under
+            torch.func.
         TypeError, ValueError, RuntimeError: as torch's function, or as `attention`.
     """
     return _compute(
@@ -105,7 +109,7 @@ def flex_attention(
         enable_gqa,
         kernel_options,
         wants_lse=_wants_lse(return_lse, return_aux),
-        has_aux=return_aux is not None,
+        aux=return_aux,
     )
 
 
@@ -121,7 +125,7 @@ def _compute(
     enable_gqa: bool,
     kernel_options: dict[str, Any] | None,
     wants_lse: bool,
-    has_aux: bool,
+    aux: AuxRequest | None,
 ) -> Any:
     _check_options(kernel_options)
     lengths = _check_operands(query, key, value, enable_gqa)
@@ -140,15 +144,35 @@ def _compute(
         k, v = k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
     softmax_scale = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * call.scale
     options = {"softmax_scale": softmax_scale, "return_lse": wants_lse, **call.options}
-    if call.score is not None:
+    if aux is not None and aux.max_scores:
+        result = _with_max_scores(q, k, v, options, call.score)
+    elif call.score is not None:
         result = computed(Call(q, k, v, options), call.score)
     else:
         result = cutlass_attn.attention(q, k, v, **options)
-    if not wants_lse:
-        return (result, AuxOutput()) if has_aux else result
-    out, lse = result
-    lse = lse + call.lse_shift
-    return (out, AuxOutput(lse=lse)) if has_aux else (out, lse)
+    if not isinstance(result, tuple):
+        return result if aux is None else (result, AuxOutput())
+    out, *rows = result
+    rows = [x + call.lse_shift for x in rows]
+    if aux is None:
+        return out, *rows
+    largest = rows.pop() if aux.max_scores else None
+    return out, AuxOutput(lse=rows[0] if rows else None, max_scores=largest)
+
+
+def _with_max_scores(q: Any, k: Any, v: Any, options: dict[str, Any], score: Graph | None) -> Any:
+    """As attention(), and last the largest score of each query, (B, Hq, L)."""
+    if score is not None:
+        raise NotImplementedError(
+            "AuxRequest(max_scores=True): no kernel returns maxima of this score_mod, which no "
+            "option of attention() expresses"
+        )
+    result = _C.forward(q, k, v, {**options, "return_max_logit": True}, per_query=True)
+    if result[-1].dim() != 3:  # through torch's dispatcher
+        raise NotImplementedError(
+            "AuxRequest(max_scores=True): not under torch.autocast and torch.func"
+        )
+    return result
 
 
 def _wants_lse(return_lse: bool, return_aux: AuxRequest | None) -> bool:
@@ -156,8 +180,6 @@ def _wants_lse(return_lse: bool, return_aux: AuxRequest | None) -> bool:
         return return_lse
     if return_lse:
         raise ValueError("return_lse and return_aux are both given; AuxRequest(lse=True) is enough")
-    if return_aux.max_scores:
-        raise NotImplementedError("AuxRequest(max_scores=True): no kernel returns maxima")
     return bool(return_aux.lse)
 
 

@@ -107,6 +107,24 @@ TEST(few_bias) {
   CHECK_EQ(runs, 4);
 }
 
+TEST(few_max_logit) {
+  using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>>;
+  using Scores = sm90_case::ScoreList<Score<MaxLogit>, Score<Softcap, Alibi, MaxLogit>>;
+  int runs = 0;
+  std::vector<Case> list = attention_case::few_max_logit_cases(64);
+  list.push_back(list[0]);
+  list.back().name = "largest logits, ALiBi", list.back().alibi = "h";
+  for (Case& what : list) {
+    what.layout = attention_case::Layout::kTransposed;
+    std::vector<attention_case::SolvedCase> cases{{what, DType::kFloat16}};
+    Problem const problem = cases[0].call();
+    sm90_case::check_calls(
+        what.name, cases,
+        [&](int num_sms) { return sm90_case::launch<Kernel>(problem, num_sms, Scores{}); }, runs);
+  }
+  CHECK_EQ(runs, 5);
+}
+
 TEST(few_mask) {
   using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Mask>;
   using Narrow = sm90::Forward<bfloat16_t, TileShape<192, 192, 128, 96, 8>, with::Mask>;

@@ -35,7 +35,8 @@ KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,
 
 }  // namespace
 
-// Calls with a bias, a bool mask, or both, in the two schedules that implement them.
+// Calls with a bias, a bool mask, or both, in the two schedules that implement them; and with the
+// largest logits, in all schedules.
 std::vector<KernelUnderTest> kernels_under_test() {
   using simt::launch_on_host;
   using Bias = Kernel<64, 64, with::Bias>;
@@ -43,6 +44,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using BiasMask = Kernel<64, 128, with::Bias, with::Mask>;
   using TiledBias = Kernel<128, 128, with::Bias>;
   using TiledMask = Kernel<128, 128, with::Mask>;
+  using Pipelined = Kernel<64, 64>;
+  using Tiled = Kernel<128, 128>;
+  using Split = sm80::Forward<Half, TileShape<512, 512, 32, 32, 2, 4>>;
   return {of("sm80/bias/f16/d64/64x64x4, pipelined",
              &launch_on_host<Bias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
              &attention_case::few_bias_cases, 64),
@@ -58,5 +62,14 @@ std::vector<KernelUnderTest> kernels_under_test() {
              &attention_case::few_bias_cases, 128),
           of("sm80/mask/f16/d128/128x64x4, tiled",
              &launch_with_map<TiledMask, Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
-             &attention_case::few_mask_cases, 128)};
+             &attention_case::few_mask_cases, 128),
+          of("sm80/max_logit/f16/d64/64x64x4, pipelined",
+             &launch_on_host<Pipelined, Score<MaxLogit>, Score<Softcap, MaxLogit>>,
+             &attention_case::few_max_logit_cases, 64),
+          of("sm80/max_logit/f16/d128/128x64x4, tiled",
+             &launch_on_host<Tiled, Score<MaxLogit>, Score<Softcap, MaxLogit>>,
+             &attention_case::few_max_logit_cases, 128),
+          of("sm80/max_logit/f16/d512/32x32x2c4, split",
+             &launch_on_host<Split, Score<MaxLogit>, Score<Softcap, MaxLogit>>,
+             &attention_case::few_max_logit_cases, 512)};
 }

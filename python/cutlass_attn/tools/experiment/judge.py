@@ -16,7 +16,8 @@ from ...quantized import operands
 from ...testing import Accuracy, Reference, judge, reference
 from .problems import Inputs, Shape
 
-_ROWS = 32  # queries of a head that are compared; of few queries, as many more entries or heads
+# Queries of a head that are compared; of few queries, as many more heads or entries.
+_ROWS = 32
 
 _Index = tuple[slice, slice, slice]  # batch, heads, rows
 _ALL = slice(None)
@@ -138,7 +139,7 @@ def _ends(shape: Shape) -> list[tuple[_Index, _Index]]:
     """Indices of both ends of a dense result, and of the keys that they depend on."""
     rows = min(_ROWS, shape.seqlen_q)
     group = shape.heads_q // shape.heads_kv
-    entries = min(shape.batch, _ROWS // rows)
+    entries = min(shape.batch, max(1, _ROWS // (rows * group)))
     heads_kv = min(shape.heads_kv, max(1, _ROWS // (rows * entries * group)))
     heads = heads_kv * group
     # The keys that a causal mask leaves to the first queries. Cut after them, the mask is again
