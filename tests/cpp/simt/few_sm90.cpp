@@ -109,7 +109,8 @@ TEST(few_bias) {
 
 TEST(few_max_logit) {
   using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>>;
-  using Scores = sm90_case::ScoreList<Score<MaxLogit>, Score<Softcap, Alibi, MaxLogit>>;
+  using Scores =
+      sm90_case::ScoreList<Score<MaxLogit>, Score<Softcap, MaxLogit>, Score<Alibi, MaxLogit>>;
   int runs = 0;
   std::vector<Case> list = attention_case::few_max_logit_cases(64);
   list.push_back(list[0]);
