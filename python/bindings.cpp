@@ -125,6 +125,13 @@ void define_calls(py::module_& m) {
       .def_readonly("count", &PassedOver::count);
   py::class_<Explanation>(m, "Explanation", "Verdicts on a call, and kernels passed over.")
       .def_readonly("verdicts", &Explanation::verdicts)
+      .def_property_readonly("chosen",
+                             [](Explanation const& x) -> Verdict const* {
+                               for (Verdict const& verdict : x.verdicts) {
+                                 if (verdict.chosen) return &verdict;
+                               }
+                               return nullptr;
+                             })
       .def_readonly("passed_over", &Explanation::passed_over);
 }
 

@@ -6,8 +6,9 @@ import itertools
 import random
 
 
-def pairwise(factors, seed):
+def pairwise(factors, seed, given=()):
     """Rows {factor: value} that cover all pairs of `factors`, {name: values}; greedy and seeded.
+    Without pairs in rows of `given` that these factors have: something else covers them.
 
     Each row starts from a pair that is not covered yet and takes, factor by factor in random order,
     the value that covers most more; the best of 20 such rows is kept.
@@ -20,6 +21,9 @@ def pairwise(factors, seed):
         for x in range(len(factors[a]))
         for y in range(len(factors[b]))
     }
+    for row in given:
+        if all(row.get(name) in values for name, values in factors.items()):
+            missing -= _pairs({name: values.index(row[name]) for name, values in factors.items()})
     rows = []
     while missing:
         candidates = [_row(factors, sorted(map(sorted, missing)), missing, rng) for _ in range(20)]

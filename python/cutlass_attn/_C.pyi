@@ -77,6 +77,7 @@ class PassedOver:
 
 class Explanation:
     verdicts: list[Verdict]
+    chosen: Verdict | None
     passed_over: list[PassedOver]
 
 class PrequantizedKV:

@@ -95,7 +95,7 @@ def forward_mod(call: Call, graph: Graph, device: Any = None) -> tuple[ScoreMod,
         return made(graph), call.options
     whole = made(graph)
     found = call.explained(device, score_mod=whole.argument)
-    if any(x.chosen for x in found.verdicts):
+    if found.chosen is not None:
         return whole, call.options
     graph, options = masked(graph, call)
     return made(graph), options

@@ -107,15 +107,10 @@ def explain(
     is_gpu = where.kind == CUDA or "-simt" in options.get("kernel", "auto")
     errors = _predicted_errors(call, function, is_gpu) if quantize else None
     is_kept = device is None and not grad and function == "attention" and call.has_mask_map()
-    variant_of = by_key()
     of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
-    return Explanation(
+    explanation = Explanation(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function), *of_mod]),
         name,
-        tuple(
-            _chosen(x, is_kept) if x.chosen else Verdict(variant_of[x.key], False, x.reason)
-            for x in found.verdicts
-        ),
         quantize,
         None if errors is None else float(np.max(errors, initial=0.0)),
         max_error,
@@ -123,6 +118,16 @@ def explain(
         None if errors is None or max_error is None else beyond(call.facts(), errors),
         tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
         mod_name,
+    )
+    chosen = None if found.chosen is None else _chosen(found.chosen, is_kept)
+    return explanation._with_verdicts(chosen, lambda: _verdicts(found, is_kept))
+
+
+def _verdicts(found: _C.Explanation, is_kept: bool) -> tuple[Verdict, ...]:
+    variant_of = by_key()
+    return tuple(
+        _chosen(x, is_kept) if x.chosen else Verdict(variant_of[x.key], False, x.reason)
+        for x in found.verdicts
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +45,6 @@ class Explanation:
 
     call: str
     device: str
-    verdicts: tuple[Verdict, ...]
     quantize: str | None = None
     # With `quantize`: the predicted RMS error of the worst head, relative to the RMS of its result.
     # None without `quantize`, and if the values of the tensors cannot be read.
@@ -58,21 +58,39 @@ class Explanation:
     passed_over: tuple[PassedOver, ...] = ()
     # The name of the compiled score_mod, if the call has one that no other option expresses.
     score_mod: str | None = None
+    _chosen: Verdict | None = field(default=None, init=False)
+    _read_verdicts: Callable[[], tuple[Verdict, ...]] = field(
+        default=tuple, init=False, compare=False
+    )
+
+    def _with_verdicts(
+        self, chosen: Verdict | None, read_all: Callable[[], tuple[Verdict, ...]]
+    ) -> Explanation:
+        self.__dict__.update(_chosen=chosen, _read_verdicts=read_all)
+        return self
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """A verdict on each variant, in order of preference.
+
+        Made when they are first read, which takes longer than everything else in an explanation.
+        """
+        return self._read_verdicts()
 
     @property
     def chosen(self) -> Variant | None:
         """The variant that would run; None if no kernel accepts the call."""
-        return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
+        return self._chosen.variant if self._chosen else None
 
     @property
     def splits(self) -> int:
         """Number of thread blocks that split the keys of a tile (split-KV); 1: not split."""
-        return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
+        return self._chosen.splits if self._chosen else 1
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of device memory that the kernels use in addition to the operands and results."""
-        return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
+        return self._chosen.workspace_bytes if self._chosen else 0
 
     @property
     def score(self) -> str:
@@ -80,12 +98,16 @@ class Explanation:
 
         "identity": no terms. "": a CPU kernel, or a call that no kernel accepts.
         """
-        return next((verdict.score for verdict in self.verdicts if verdict.chosen), "")
+        return self._chosen.score if self._chosen else ""
 
     @property
     def max_launches(self) -> int:
         """How many GPU kernels the call would launch at most; 0 on a CPU, or if it is refused."""
-        return next((verdict.max_launches for verdict in self.verdicts if verdict.chosen), 0)
+        return self._chosen.max_launches if self._chosen else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy, with the verdicts themselves."""
+        return {**self.__dict__, "verdicts": self.verdicts, "_read_verdicts": None}
 
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
@@ -97,11 +119,10 @@ class Explanation:
     def __str__(self) -> str:
         """The call, what runs, and up to five reasons why preferred kernels do not run."""
         lines = [self._first_line()]
-        for verdict in self.verdicts:
-            if verdict.chosen:
-                lines.append(f"-> {verdict.variant.key}  {_what_runs(verdict)}")
-        if self.chosen is None:
+        if self._chosen is None:
             lines.append(_REFUSED)
+        else:
+            lines.append(f"-> {self._chosen.variant.key}  {_what_runs(self._chosen)}")
         by_reason: dict[str, list[str]] = {}
         for kernel in self.passed_over:
             by_reason.setdefault(kernel.reason, []).append(kernel.kernel)

@@ -105,8 +105,8 @@ def test_an_exported_program_loads_in_a_new_process(tmp_path):
     q = torch.ones(1, 2, 5, 16)
     file = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(Model(), (q,)), file)
-    for imports in IMPORTS.values():
-        run(
-            f"{imports}\nmodule = torch.export.load({str(file)!r}).module()\n"
-            "assert (module(torch.ones(1, 2, 5, 16)) == 1).all()"
-        )
+    # In the order of imports that leaves most to the library; above are all of them.
+    run(
+        f"{IMPORTS['torch last']}\nmodule = torch.export.load({str(file)!r}).module()\n"
+        "assert (module(torch.ones(1, 2, 5, 16)) == 1).all()"
+    )

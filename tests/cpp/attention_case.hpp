@@ -82,6 +82,9 @@ std::vector<Case> few_mask_cases(int head_dim);  // tiles in which all, some, or
 std::vector<Case> few_bias_mask_cases(int head_dim);
 std::vector<Case> few_max_logit_cases(int head_dim);
 
+// All of the three: long, for kernels that skip tiles by a map of the mask or copy a bias by tiles.
+std::vector<Case> logit_cases(int head_dim);
+
 // Few queries with many keys, which decode kernels split. The first cases reach every line of a
 // kernel.
 std::vector<Case> decode_cases(int head_dim);

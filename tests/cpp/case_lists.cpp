@@ -391,9 +391,9 @@ std::vector<Case> option_cases(int head_dim) {
   list.back().diagonal_shift = -13;
   add("ALiBi, negative scale", 40, 70).alibi = "h";
   list.back().softmax_scale = -0.125f;
-  for (auto* of : {&few_alibi_cases, &few_bias_cases, &few_mask_cases, &few_bias_mask_cases}) {
-    for (Case const& x : of(head_dim)) list.push_back(x);
-  }
+  for (Case const& x : few_alibi_cases(head_dim)) list.push_back(x);
+  list.push_back(few_mask_cases(head_dim)[4]);       // rows that see a tile of keys
+  list.push_back(few_bias_mask_cases(head_dim)[2]);  // softcap, ALiBi, chunks
   add("sinks", 40, 70).sinks = true;
   add("sinks and no key", 5, 0).sinks = true;
   add("sinks and rows hidden by a mask", 40, 70).sinks = true;
@@ -444,6 +444,14 @@ std::vector<Case> option_cases(int head_dim) {
   again.window_right = 20;
   again.layout = Layout::kPadded;
   list.push_back(again);
+  return list;
+}
+
+std::vector<Case> logit_cases(int head_dim) {
+  std::vector<Case> list;
+  for (auto* of : {&few_bias_cases, &few_mask_cases, &few_bias_mask_cases}) {
+    for (Case const& x : of(head_dim)) list.push_back(x);
+  }
   return list;
 }
 

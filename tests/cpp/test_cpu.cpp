@@ -122,6 +122,7 @@ TEST(every_case) {
 
 TEST(every_option) {
   for (Case const& what : attention_case::option_cases(24)) run(what);
+  for (Case const& what : attention_case::logit_cases(24)) run(what);
 }
 
 TEST(odd_head_dims) {

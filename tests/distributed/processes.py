@@ -1,5 +1,6 @@
 """Runs a function in several processes of a gloo group, with a limit for its time."""
 
+import multiprocessing
 import os
 import pickle
 import time
@@ -15,7 +16,11 @@ def run(function, size, folder, limit=240):
     """What function(rank, size) returns on each rank. Raises TimeoutError, and what a rank raises;
     the processes have ended in any case."""
     arguments = (function, size, str(folder))
-    context = mp.spawn(_work, args=arguments, nprocs=size, join=False)
+    # Forked from a process that has imported torch, which takes longer than most of these tests.
+    multiprocessing.set_forkserver_preload(["torch", "cutlass_attn"])
+    context = mp.start_processes(
+        _work, args=arguments, nprocs=size, join=False, start_method="forkserver"
+    )
     end = time.monotonic() + limit
     try:
         while not context.join(timeout=1):

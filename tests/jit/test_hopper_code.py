@@ -139,16 +139,16 @@ def test_nothing_is_in_local_memory(compiled):
     assert used["STACK"] <= SPILLS.get(key, 0) and used["LOCAL"] == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sm90/bf16/d64/128x128x8+alibi",
-        "sm90/f16/d128/128x128x8+softcap_alibi",
-        "sm90/bias/bf16/d128/128x128x8+softcap_alibi_bias_chunk",
-        "sm90/mask/bf16/d128/128x128x8+softcap_alibi_mask",
-        "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
-    ],
-)
+NAMES = [
+    "sm90/bf16/d64/128x128x8+alibi",
+    "sm90/f16/d128/128x128x8+softcap_alibi",
+    "sm90/bias/bf16/d128/128x128x8+softcap_alibi_bias_chunk",
+    "sm90/mask/bf16/d128/128x128x8+softcap_alibi_mask",
+    "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_composed_scores_do_not_serialize_and_hardly_spill(name, tmp_path):
     if reason := jit.available():
         pytest.skip(reason)

@@ -50,7 +50,8 @@ SOURCES = {
 }
 SOURCES |= {unit: f"test_{unit}.cpp" for unit in ("limit", "latent")}
 SOURCES |= {unit: f"few_{unit}.cpp" for unit in ("backward", "sm90")}
-ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}  # without a bug: none, which runs all tests
+# Without a bug: none, which runs all tests.
+ARGUMENTS = {"backward": ("few",), "sm90": ("few", "few_wide", "few_sequences")}
 # What a unit includes first.
 PLANTED_BUG = """\
 #include <cstdlib>

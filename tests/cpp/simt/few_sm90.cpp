@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "simt/split_keys_case.hpp"
+#include "simt/test_first.hpp"
 
 using namespace cutlass_attn;
 using attention_case::Case;
@@ -15,6 +16,8 @@ namespace {
 
 using Accumulators = with::Accumulators<int32_t, half_t>;  // of int8 and of e4m3 products
 
+using Large = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::PackedRows>;
+
 Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
   Case what;
   what.name = name;
@@ -24,35 +27,37 @@ Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
 }
 
 TEST(few) {
-  using Large = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::PackedRows>;
-  using Tight = sm90::Forward<bfloat16_t, TileShape<256, 256, 128, 64, 8>>;
-  int runs = 0;
   Case causal = of("causal, several tiles of a block", 64, 400, 530);
   causal.causal = true;
-  sm90_case::check_case<Large>(causal, DType::kFloat16, runs);
   Case window = of("window, warpgroups of other keys than each other", 64, 400, 700);
   window.window_left = 500, window.window_right = 0, window.magnitude = 40;
-  sm90_case::check_case<Large>(window, DType::kFloat16, runs);
   Case packed = of("packed heads, rows without keys", 64, 50, 40);
   packed.num_heads_q = 8, packed.num_heads_kv = 2, packed.causal = packed.sinks = true;
-  sm90_case::check_case<Large>(packed, DType::kFloat16, runs);
   Case chunks = of("chunks, several in a tile of rows", 64, 300, 430);
   chunks.attention_chunk = 150;
-  sm90_case::check_case<Large>(chunks, DType::kFloat16, runs);
   Case alibi = of("ALiBi, slopes per batch, keys right of the diagonal", 64, 150, 300);
   alibi.num_heads_q = 8, alibi.num_heads_kv = alibi.batch = 2, alibi.alibi = "bh";
-  sm90_case::check_case<Large>(alibi, DType::kFloat16, runs);
   Case to_the_left = of("ALiBi, causal, softcap, large scores", 64, 200, 330);
   to_the_left.alibi = "h", to_the_left.causal = true, to_the_left.softcap = 30;
   to_the_left.magnitude = 40;
-  sm90_case::check_case<Large>(to_the_left, DType::kFloat16, runs);
   Case capped = of("softcap, logits around it in some warps", 64, 100, 300);
   capped.softcap = 30, capped.magnitude = 5.5;
-  sm90_case::check_case<Large>(capped, DType::kFloat16, runs);
-  capped.name = "softcap, logits around it in all warps";
-  capped.softcap = 3, capped.magnitude = 4;
-  sm90_case::check_case<Large>(capped, DType::kFloat16, runs);
-  sm90_case::check_case<Large>(of("a warpgroup without rows", 64, 40, 900), DType::kFloat16, runs);
+  Case all_capped = capped;
+  all_capped.name = "softcap, logits around it in all warps";
+  all_capped.softcap = 3, all_capped.magnitude = 4;
+  Case without_rows = of("a warpgroup without rows", 64, 40, 900);
+  std::vector<Case> const cases{causal,      window, packed,     chunks,      alibi,
+                                to_the_left, capped, all_capped, without_rows};
+  int runs = 0;
+  for (Case const& what : test_first::sorted(cases)) {
+    sm90_case::check_case<Large>(what, DType::kFloat16, runs);
+  }
+  CHECK_EQ(runs, 9);
+}
+
+TEST(few_wide) {
+  using Tight = sm90::Forward<bfloat16_t, TileShape<256, 256, 128, 64, 8>>;
+  int runs = 0;
   Case tight = of("two tiles of a block, large scores", 256, 130, 440);
   tight.magnitude = 40;
   sm90_case::check_case<Tight>(tight, DType::kBFloat16, runs);
@@ -60,6 +65,11 @@ TEST(few) {
       of("tiles of a block with few keys, which are copied while O is stored", 256, 500, 60);
   few_keys.num_heads_q = few_keys.num_heads_kv = 2;
   sm90_case::check_case<Tight>(few_keys, DType::kBFloat16, runs);
+  CHECK_EQ(runs, 2);
+}
+
+TEST(few_sequences) {
+  int runs = 0;
   std::vector<Case> sequences;
   for (auto const& [queries, keys] : {std::pair(200, 140), std::pair(20, 0), std::pair(70, 300)}) {
     sequences.push_back(of("sequences", 64, queries, keys));
@@ -67,7 +77,7 @@ TEST(few) {
     sequences.back().seed = unsigned(queries);
   }
   sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
-  CHECK_EQ(runs, 12);
+  CHECK_EQ(runs, 1);
 }
 
 TEST(few_pages) {
@@ -151,7 +161,8 @@ TEST(few_mask) {
   Case terms = of("mask, softcap, ALiBi to both sides, chunks", 64, 150, 264);
   terms.mask = "hqk", terms.alibi = "h", terms.softcap = 3, terms.attention_chunk = 100;
   terms.num_heads_q = terms.num_heads_kv = 2;
-  for (Case what : {shared, padding, own, blocks, corner, slopes, many, terms}) {
+  std::vector<Case> const cases{shared, padding, own, blocks, corner, slopes, many, terms};
+  for (Case const& what : test_first::sorted(cases)) {
     sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
   }
   Case narrow = of("tiles of 96 keys", 192, 140, 400);

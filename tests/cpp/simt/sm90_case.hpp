@@ -12,6 +12,7 @@
 #include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
 #include "simt/pages.hpp"
+#include "simt/sanitized.hpp"
 #include "sm90/forward.hpp"
 #include "sm90/quantized/forward.hpp"
 
@@ -153,18 +154,18 @@ struct Run {
   Order order;
 };
 // With one multiprocessor per tile, with one, and with three.
-inline std::vector<Run> const kRuns{{0, Order::kForward},
-                                    {1, Order::kReverse},
-                                    {1, Order::kForward},
-                                    {1, Order::kRandom},
-                                    {3, Order::kRandom}};
+inline std::vector<Run> const kRuns{
+    {0, Order::kForward}, {1, Order::kReverse}, {3, Order::kRandom}};
 
 // Compares the calls of these cases, which are one call of the kernel: launch_all(num_sms).
 template <class Launch>
 void check_calls(std::string const& name, std::vector<SolvedCase>& cases, Launch const& launch_all,
                  int& runs, std::vector<Run> const& list = kRuns) {
   std::vector<char> first;
+  int last_sms = -1;
   for (auto const [num_sms, order] : list) {
+    if (is_under_tsan() && num_sms == last_sms) continue;
+    last_sms = num_sms;
     simt::launch_schedule() = {1, order};
     for (SolvedCase& one : cases) one.call();  // fills the outputs with garbage
     Status const status = launch_all(num_sms);

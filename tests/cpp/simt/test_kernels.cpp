@@ -202,6 +202,14 @@ void run_all(bool scalar) {
                bool const is_known = (variant.kernel->options & kAllOptions) == kAllOptions;
                return is_known && is_aligned && has_few_rows(variant, x);
              });
+    std::vector<Variant const*> of_logits;
+    for (Variant const* variant : variants) {
+      if (variant->kernel->needs & kOfLogits) of_logits.push_back(variant);
+    }
+    if (!of_logits.empty()) {
+      run_list(group, of_logits, attention_case::logit_cases(head_dim), 0,
+               [](Variant const&, Case const&) { return false; });  // is_made_for() says it
+    }
     auto const dropout_cases = attention_case::few_dropout_cases(head_dim);
     run_list(group, variants, dropout_cases, dropout_cases.size(),
              [](Variant const& variant, Case const& x) {

@@ -1,51 +1,22 @@
 // One unit of kernels on a few cases, built with ThreadSanitizer. It fails for an error of the
 // engine, a wrong number, or a data race (the sanitizer's exit status). The mutants run it as well.
-//
-//   TEST_FIRST    a text: kernels and cases whose names share words with it run first, so that a
-//                 bug that the text is about is found sooner
-#include <algorithm>
-#include <cctype>
+// test_first.hpp says in which order.
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "attention_case.hpp"
 #include "simt/engine.hpp"
 #include "simt/kernels_under_test.hpp"
+#include "simt/sanitized.hpp"
+#include "simt/test_first.hpp"
 
 using namespace cutlass_attn;
 
-namespace {
-
-// How many words of a name, except short ones, are in a text.
-int words_in(std::string const& name, std::string const& text) {
-  int count = 0;
-  auto const is_letter = [](unsigned char c) { return std::isalnum(c) != 0; };
-  for (auto begin = name.begin(); begin != name.end();) {
-    begin = std::find_if(begin, name.end(), is_letter);
-    auto const end = std::find_if_not(begin, name.end(), is_letter);
-    count += end - begin >= 3 && text.find(std::string(begin, end)) != std::string::npos;
-    begin = end;
-  }
-  return count;
-}
-
-template <class T>
-void sort_by_words(std::vector<T>& list, std::string const& text) {
-  std::stable_sort(list.begin(), list.end(), [&](T const& a, T const& b) {
-    return words_in(a.name, text) > words_in(b.name, text);
-  });
-}
-
-}  // namespace
-
 int main() {
-  char const* const test_first = std::getenv("TEST_FIRST");
-  std::string const first = test_first ? test_first : "";
-  std::vector<KernelUnderTest> kernels = kernels_under_test();
-  sort_by_words(kernels, first);
-  for (KernelUnderTest const& kernel : kernels) {
+  constexpr simt::FiberOrder kOrders[] = {simt::FiberOrder::kForward, simt::FiberOrder::kReverse};
+  int call = 0;
+  for (KernelUnderTest const& kernel : test_first::sorted(kernels_under_test())) {
     std::vector<attention_case::Case> cases = kernel.is_decode
                                                   ? attention_case::decode_cases(kernel.head_dim)
                                                   : attention_case::few_cases(kernel.head_dim);
@@ -58,13 +29,15 @@ int main() {
         if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);
       }
     }
-    sort_by_words(cases, first);
-    for (attention_case::Case& what : cases) {
+    for (attention_case::Case what : test_first::sorted(cases)) {
       what.accumulate = kernel.accumulate;
       what.fp8_kv = kernel.fp8_kv;
       what.quantize = kernel.quantize;
       attention_case::SolvedCase problem(what, kernel.dtype);
-      for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
+      ++call;
+      for (int run = 0; run < 2; ++run) {
+        if (is_left_out(run, call)) continue;
+        simt::FiberOrder const order = kOrders[run];
         simt::launch_schedule().order = order;
         simt::launch_schedule().halves_e4m3 = order == simt::FiberOrder::kReverse;
         Status const status = kernel.launch(problem.call(), {});
