@@ -145,6 +145,7 @@ NAMES = [
     "sm90/bias/bf16/d128/128x128x8+softcap_alibi_bias_chunk",
     "sm90/mask/bf16/d128/128x128x8+softcap_alibi_mask",
     "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
+    "sm90/max_logit/bf16/d128/128x128x8+softcap_maxlogit",
 ]
 
 

@@ -16,6 +16,8 @@ NAMES = [
     "sm80/bias_mask/f16/d64/64x64x4+bias_mask",
     "sm80/bias_mask/f16/d256/64x64x4+softcap_alibi_bias_mask",
     "sm80/f16/d128/128x64x4+chunk",
+    "sm80/max_logit/f16/d256/64x64x4+maxlogit",
+    "sm80/max_logit/bf16/d64/128x64x4+maxlogit",
 ]
 # Guards of a shuffle, a vote or a barrier where ptxas takes the warp for diverged.
 GUARD = re.compile(r"\b(?:BRA\.DIV|BRA\.CONV|WARPSYNC)\b")
