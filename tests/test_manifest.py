@@ -19,6 +19,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
     names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
     names += ("with_bias", "mask", "with_bias_mask")
+    names += ("with_bias_dropout", "mask_dropout", "varlen_dropout")
     on_wgmma = ("mask", "varlen", "ordered", "with_bias", "with_bias_mask", "bias_grad")
     on_wgmma += ("mask_bias_grad", "dropout", "varlen_dropout", "mask_dropout")
     on_wgmma += ("with_bias_ordered", "bias_grad_ordered")
@@ -45,6 +46,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
     others |= {"sm80/wide", "sm80/wide_64"}
+    others |= {f"sm80/{name}_dropout" for name in ("bias", "mask", "bias_mask", "varlen")}
     names = ("", "bias_", "mask_", "bias_mask_", "varlen_")
     max_logit = {f"sm80/{name}max_logit" for name in names}
     max_logit |= {f"sm90/{name}max_logit" for name in names if "bias" not in name}

@@ -129,6 +129,14 @@ struct Config {
     alignas(16) uint32_t bits[kStages][kBlockM][MaskMap::kLanes];
   };
   struct NoMapRow {};
+  union OneTerm {
+    DropoutMask dropout;  // with the general score
+    Alibi::Tile alibi;    // with a score that has ALiBi
+  };
+  struct DropoutAndTerm {
+    DropoutMask dropout;
+    Alibi::Tile alibi;
+  };
   struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages>,
                      std::conditional_t<kHasBias, Bias, NoBias>,
                      std::conditional_t<kHasMask, MapRow, NoMapRow> {
@@ -136,10 +144,7 @@ struct Config {
     TileRange range;    // key tiles that the tile's queries see, in keys
     TileMask interval;  // for queries from the tile's first on
     KeyRange keys;      // that any of the tile's queries sees
-    union {
-      DropoutMask dropout;  // with the general score, or kDrops
-      Alibi::Tile alibi;    // with a score that has ALiBi
-    };
+    std::conditional_t<kDrops, DropoutAndTerm, OneTerm> terms;
   };
 
   // At the end, O of the block overwrites Q, then K and V.

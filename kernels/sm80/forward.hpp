@@ -121,8 +121,8 @@ struct Forward {
         shared.block.interval = mask.tile_mask(tile.q_begin);
         shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
       }
-      if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
-      if constexpr (Score::kHasAlibi) shared.block.alibi = Alibi::Tile::of(p, tile, kBlockM);
+      if constexpr (kMayDrop<Score>) shared.block.terms.dropout = DropoutMask(p);
+      if constexpr (Score::kHasAlibi) shared.block.terms.alibi = Alibi::Tile::of(p, tile, kBlockM);
       In::store_block(params, tile, shared);
       if constexpr (Config::kIsPaged) {
         PagedKv<Kv> const k(p, tile.seq, p.k, tile.head_kv), v(p, tile.seq, p.v, tile.head_kv);
@@ -169,7 +169,7 @@ struct Forward {
       if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
     }
     in.complete_max(place, out.softmax);
-    float const o_scale = kMayDrop<Score> ? shared.block.dropout.kept_scale : 1.0f;
+    float const o_scale = kMayDrop<Score> ? shared.block.terms.dropout.kept_scale : 1.0f;
     finish_rows<Score>(p, shared.block.tile, place, o_scale, out);
     Arch::sync();  // Q, K and V empty
     stage_output<Arch>(place, out.acc_o, smem);

@@ -98,7 +98,7 @@ struct Operands {
   // side of the diagonal.
   CUTE_DEVICE auto is_full() const {
     if constexpr (Score::kHasAlibi) {
-      return has_all_keys() && shared.block.alibi.is_on_one_side(tiles.key(), kN);
+      return has_all_keys() && shared.block.terms.alibi.is_on_one_side(tiles.key(), kN);
     } else {
       return has_all_keys();
     }
@@ -160,7 +160,7 @@ struct Operands {
     if constexpr (Score::kHasAlibi) {
       constexpr int kKeys = 4 * columns_of<decltype(s)>;  // of a quad
       scores.apply(s, key, HasNoInterval{},
-                   Alibi::KeyBlock<is_full>{shared.block.alibi, key, kKeys});
+                   Alibi::KeyBlock<is_full>{shared.block.terms.alibi, key, kKeys});
     } else {
       scores.apply(s, key, HasNoInterval{});
     }
@@ -231,10 +231,11 @@ struct Operands {
   // call may have no dropout, the second draws again.
   using Drawn = DrawnRows<Arch, Config::kRowBlocks>;
   CUTE_DEVICE void draw(int key, int at, Drawn& drawn) const {
-    if (Config::kDrops && at == 0) drawn.draw(shared.block.dropout, scores.place, scores.tile, key);
+    if (Config::kDrops && at == 0)
+      drawn.draw(shared.block.terms.dropout, scores.place, scores.tile, key);
   }
   CUTE_DEVICE void drop(int key, int at, Drawn& drawn, typename Step::P& p) const {
-    DropoutMask const& dropout = shared.block.dropout;
+    DropoutMask const& dropout = shared.block.terms.dropout;
     if constexpr (Config::kDrops) {
       drawn.template drop<Step::kKeyBlock>(dropout, at, p);
     } else if constexpr (Score::kIsGeneral) {

@@ -29,6 +29,7 @@ struct PipelinedSchedule {
   typename Step::P p;
   typename Step::Words v_first = {0, 0, 0, 0};
   decltype(in.units(0)) units;
+  typename Operands<Config, Score, Arch>::Drawn drawn;  // dropout of 32 keys
 
   CUTE_DEVICE PipelinedSchedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
       : in(in), out(out) {}
@@ -143,10 +144,9 @@ struct PipelinedSchedule {
 
   CUTE_DEVICE void drop(int j) {
     if constexpr (Config::kDrops) {
-      static_assert(kKeyBlock == 32);
-      typename Operands<Config, Score, Arch>::Drawn drawn;
-      in.draw(key_of(j), 0, drawn);
-      in.drop(key_of(j), 0, drawn, p);
+      int const at = j * kKeyBlock % 32;  // from the first of the 32 keys that a draw serves
+      in.draw(key_of(j), at, drawn);
+      in.drop(key_of(j), at, drawn, p);
     }
   }
 

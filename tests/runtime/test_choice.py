@@ -21,10 +21,18 @@ FORWARD = [
     ({"attention_chunk": 64}, "sm80", "chunk"),
     ({"attention_chunk": 64, "alibi_slopes": True}, "sm80", "alibi_chunk"),
     ({"mask": "bool", "head_dim": 200}, "sm80/mask", "mask"),
+    ({"dropout_p": 0.1, "softcap": 9.0}, "sm80/dropout", "softcap"),
+    ({"mask": "bool", "dropout_p": 0.1}, "sm80/mask_dropout", "mask"),
+    (
+        {"bias": "float16", "dropout_p": 0.1, "attention_chunk": 64},
+        "sm80/bias_dropout",
+        "bias_chunk",
+    ),
+    ({"bias": "float16", "mask": "bool", "dropout_p": 0.1}, "sm80/bias_mask_dropout", "bias_mask"),
     # What they do not take:
     ({"bias": "float32"}, "sm80/general", "general"),
     ({"bias": "float16", "sk": 2047}, "sm80/general", "general"),
-    ({"mask": "bool", "dropout_p": 0.1}, "sm80/general", "general"),
+    ({"bias": "float32", "dropout_p": 0.1}, "sm80/general", "general"),
     ({"mask": "bool", "head_dim": 512}, "sm80/general", "general"),
 ]
 
@@ -55,7 +63,12 @@ BACKWARD = [
     (
         {"head_dim": 128, "mask": True, "dropout_p": 0.1},
         "sm90/backward_wgmma_mask_dropout",
-        "sm80/backward_general",
+        "sm80/backward_mask_dropout",
+    ),
+    (
+        {"head_dim": 256, "bias": "kept", "dropout_p": 0.1},
+        "sm80/backward_with_bias_dropout",
+        "sm80/backward_with_bias_dropout",
     ),
     ({"head_dim": 128, "attention_chunk": 64}, "sm90/backward_two_pass", "sm80/backward_general"),
     ({"head_dim": 136}, "sm90/backward_two_pass", "sm80/backward"),
