@@ -82,9 +82,10 @@ def test_operators(function, device):
         inputs, options = packed_inputs(device), {"cu_seqlens_q": at}
         names = ("q", "k", "v", "sinks")
     given = dict(zip(names, inputs)) | options
-    args = function.schema.arguments(**given, return_lse=True)
+    args = function.schema.arguments(**given, return_lse=True, return_max_logit=True)
     torch.library.opcheck(function.forward, args)
-    out, lse = (x.detach() for x in function.forward(*args))
+    out, lse, _ = (x.detach() for x in function.forward(*args))
+    args = function.schema.arguments(**given, return_lse=True)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     for grad_lse, wanted in ((None, [True, False, True]), (lse, [True] * 3)):
         more = [function is ATTENTION and wanted[1], True]

@@ -60,6 +60,7 @@ def test_dynamic_sizes_compile_once():
     [
         {"causal": 1},
         {"return_lse": 1},
+        {"return_max_logit": 1},
         {"deterministic": 1},
         {"window": True},
         {"window": (3, True)},

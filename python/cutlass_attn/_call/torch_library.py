@@ -80,7 +80,7 @@ NO_PREQUANTIZED = (
     'them; allowed there: a name such as quantize="qk"'
 )
 
-_BOOLS = ("causal", "return_lse", "deterministic", "rotary_interleaved")
+_BOOLS = ("causal", "return_lse", "return_max_logit", "deterministic", "rotary_interleaved")
 _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 
 # Of any device.
