@@ -76,6 +76,7 @@ std::vector<Case> option_cases(int head_dim);
 std::vector<Case> few_option_cases(int head_dim);
 std::vector<Case> few_alibi_cases(int head_dim);  // with several tiles of keys
 std::vector<Case> few_dropout_cases(int head_dim);
+std::vector<Case> few_dropout_term_cases(int head_dim);  // with softcap and ALiBi
 std::vector<Case> few_bias_cases(
     int head_dim);  // of 16 bits, with entries of two keys side by side
 std::vector<Case> few_mask_cases(int head_dim);  // tiles in which all, some, or no keys are seen

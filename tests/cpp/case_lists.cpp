@@ -248,6 +248,16 @@ std::vector<Case> few_dropout_cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> few_dropout_term_cases(int head_dim) {
+  std::vector<Case> list = few_dropout_cases(head_dim);
+  for (Case& x : list) {
+    x.name += ", softcap, ALiBi";
+    x.softcap = 3;
+    x.alibi = "h";
+  }
+  return list;
+}
+
 std::vector<Case> few_bias_cases(int head_dim) {
   Case shared{"bias that batch entries share, causal, five tiles of keys, large scores", 200, 264};
   shared.bias = "hqk";

@@ -35,8 +35,8 @@ KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,
 
 }  // namespace
 
-// Calls with a bias, a bool mask, or both, in the two schedules that implement them; and with the
-// largest logits, in all schedules.
+// Calls with a bias, a bool mask, or both, and with dropout and other terms, in the two schedules
+// that implement them; and with the largest logits, in all schedules.
 std::vector<KernelUnderTest> kernels_under_test() {
   using simt::launch_on_host;
   using Bias = Kernel<64, 64, with::Bias>;
@@ -44,6 +44,8 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using BiasMask = Kernel<64, 128, with::Bias, with::Mask>;
   using TiledBias = Kernel<128, 128, with::Bias>;
   using TiledMask = Kernel<128, 128, with::Mask>;
+  using Dropout = Kernel<64, 128, with::Dropout>;
+  using TiledDropout = Kernel<128, 128, with::Dropout>;
   using Pipelined = Kernel<64, 64>;
   using Tiled = Kernel<128, 128>;
   using Split = sm80::Forward<Half, TileShape<512, 512, 32, 32, 2, 4>>;
@@ -63,6 +65,12 @@ std::vector<KernelUnderTest> kernels_under_test() {
           of("sm80/mask/f16/d128/128x64x4, tiled",
              &launch_with_map<TiledMask, Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
              &attention_case::few_mask_cases, 128),
+          of("sm80/dropout/f16/d64/128x64x4, pipelined",
+             &launch_on_host<Dropout, Score<Softcap, Alibi>>,
+             &attention_case::few_dropout_term_cases, 64),
+          of("sm80/dropout/f16/d128/128x64x4, tiled",
+             &launch_on_host<TiledDropout, Score<Softcap, Alibi>>,
+             &attention_case::few_dropout_term_cases, 128),
           of("sm80/max_logit/f16/d64/64x64x4, pipelined",
              &launch_on_host<Pipelined, Score<MaxLogit>, Score<Softcap, MaxLogit>>,
              &attention_case::few_max_logit_cases, 64),
