@@ -21,8 +21,11 @@ struct GeneralScore {
   static constexpr bool kKeepsMaxLogit = false;
   // These flags select the compiled-in terms; this score has its own code for all terms.
   static constexpr bool kHasAlibi = false, kHasBias = false, kHasMask = false;
+  static constexpr bool kIsLine = false, kIsCapped = false;
   template <int kRows>
   using Rows = NoRows;
+  template <int kRows>
+  using Lines = NoRows;
   Problem const& p;
   SeqLens seqlens;
   Score<Softcap> capped;

@@ -105,15 +105,5 @@ CA_HOST_DEVICE float fast_log2(float x) {
 CA_HOST_DEVICE float fast_tanh(float x) {
   return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(2.0f * kLog2e * x));
 }
-// tanh(x) of |x| <= kSmallTanh, an odd polynomial: to 1e-7 absolute, without exponentials.
-inline constexpr float kSmallTanh = 0.625f;
-CA_HOST_DEVICE float small_tanh(float x) {
-  float const square = x * x;
-  float y = 0.0148892952f;
-  y = y * square - 0.0517017171f;
-  y = y * square + 0.133020088f;
-  y = y * square - 0.33331874f;
-  return y * (square * x) + x;
-}
 
 }  // namespace cutlass_attn

@@ -8,6 +8,7 @@
 //                         division by a power of two is then a shift instead of four instructions
 //   forget_memory()       values read from memory before are loaded again when needed
 //   unpredicated_if()     an `if` that stays a branch
+//   branch_if()           the same where ptxas sees through unpredicated_if()
 #pragma once
 
 #include <cstdint>
@@ -54,6 +55,24 @@ CA_HOST_DEVICE void unpredicated_if(int condition, Body&& body) {
   while (condition > 0) {
     condition = 0;
     asm volatile("" : "+r"(condition) : : "memory");
+    body();
+  }
+#else
+  if (condition > 0) body();
+#endif
+}
+
+// unpredicated_if() for bodies that ptxas would run in either case, for all their hundreds of
+// instructions: with two of them, for the softcap of products within and beyond a limit, sm90 d64
+// took three times as long. The loop ends by a number that ptxas does not know.
+template <class Body>
+CA_HOST_DEVICE void branch_if(int condition, Body&& body) {
+#if defined(__CUDA_ARCH__)
+  condition = opaque(condition);
+  while (condition > 0) {
+    uint32_t active;
+    asm volatile("activemask.b32 %0;" : "=r"(active) : : "memory");
+    condition = active == 0;
     body();
   }
 #else

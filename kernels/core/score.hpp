@@ -54,8 +54,11 @@ struct Score {
   static constexpr bool kIsLinear = !kHasSoftcap && !kHasMod;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
   static constexpr bool kKeepsMaxLogit = kHas<MaxLogit>;
-  // Whether logits may grow towards smaller keys; rising_from() says from which key on.
-  static constexpr bool kRises = kHas<Alibi>;
+  // Whether products may keep their units where ALiBi is linear, and whether a softcap may join the
+  // exponential: no other term comes in between.
+  static constexpr bool kIsOneTerm = !kHasBias && !kHas<PairBias> && !kHasMod;
+  static constexpr bool kIsLine = kHasAlibi && !kHasSoftcap && kIsOneTerm;
+  static constexpr bool kIsCapped = kHasSoftcap && !kHasAlibi && kIsOneTerm;
   // Sinks are divided by the scale if the exponential applies it. A smaller scale than this could
   // make them overflow.
   static constexpr float kMinScale = 1e-30f;
@@ -105,10 +108,39 @@ struct Score {
     return Alibi::rows<kRows>(p, place);
   }
 
+  // Rows, with more for a score that is a line.
+  template <int kRows>
+  using Lines = std::conditional_t<kIsLine, Alibi::Lines<kRows>, Rows<kRows>>;
+  template <int kRows, class Place>
+  CA_HOST_DEVICE Lines<kRows> lines(Place const& place) const {
+    if constexpr (kIsLine) return Alibi::lines<kRows>(p, place);
+    if constexpr (!kIsLine && kHasAlibi) return rows<kRows>(place);
+    return {};
+  }
+
+  template <int kRows, class Read, class Place>
+  CA_HOST_DEVICE Alibi::Line<kRows> line(Read const& read, Place const& place) const {
+    return Alibi::line<kRows>(read, inner, place);
+  }
+
+  // Makes logits grow with the products; powers() are those of such products, in units of log2. In
+  // kernels the branch also keeps ptxas from mixing softmax with the code before, which took 300
+  // bytes of local memory in sm90 d64.
+  template <int kCount, class X>
+  CA_HOST_DEVICE void make_inner_positive(X&& x) const {
+    unpredicated_if(inner < 0.0f, [&] {
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) x(i) = -x(i);
+    });
+  }
+  CA_HOST_DEVICE Softcap::Powers powers() const {
+    return Softcap::Powers(cap > 0.0f, fabsf(inner), outer() * kLog2e);
+  }
+
   // Logits of `query` and later queries grow towards smaller keys from this key on. There, the row
   // max of larger keys is no upper bound.
   CA_HOST_DEVICE int32_t rising_from(SeqLens lens, int32_t query) const {
-    return kRises ? Alibi::rising_from(p, lens, query) : INT32_MAX;
+    return kHasAlibi ? Alibi::rising_from(p, lens, query) : INT32_MAX;
   }
 
   // Products x(i, j) of kRows rows with kKeys keys. rows: Rows<kRows>, or Alibi::KeyBlock for a
@@ -146,30 +178,33 @@ struct Score {
   // whether the result is in the units of the next terms.
   template <class Arch, int kCount, bool kScales = kAdds, class X>
   CA_HOST_DEVICE void apply_softcap(X&& x) const {
-    CA_UNROLL
-    for (int i = 0; i < kCount; ++i) x(i) *= inner;
-    unpredicated_if(cap > 0.0f, [&] {
-      // Beside wgmma, exponentials bound a kernel. Products far below the cap, usually all of a
-      // warp's, need none. A product's own size decides about its bits. ALiBi leaves no registers
-      // for two codes: d128 would have 72 bytes of local memory.
-      if constexpr (Arch::kHasWgmma && !kHas<Alibi>) {
-        float largest = 0.0f;
+    float const unit = kScales ? cap * kLog2e : 1.0f;
+    // Beside wgmma, exponentials bound a kernel. Products far below the cap, usually all of a
+    // warp's, need none. ALiBi leaves no registers for two codes: d128 would have 72 bytes of local
+    // memory.
+    if constexpr (Arch::kHasWgmma && !kHas<Alibi>) {
+      Softcap::Powers const powers(cap > 0.0f, inner, cap > 0.0f ? unit : 1.0f);
+      float largest = 0.0f;
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
+      int const are_small = !Arch::any(!(largest <= powers.limit));
+      auto const set = [&](int i, Softcap::Product const& y) { x(i) = y.a * y.b + y.c; };
+      branch_if(are_small, [&] {
         CA_UNROLL
-        for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
-        int const is_small = !Arch::any(!(largest <= kSmallTanh));
-        unpredicated_if(is_small, [&] {
-          tanh_of_all<kCount, kScales>(x, [](float y) { return small_tanh(y); });
-        });
-        unpredicated_if(!is_small, [&] {
-          tanh_of_all<kCount, kScales>(x, [](float y) {
-            float const any_size = fast_tanh(y);
-            return fabsf(y) <= kSmallTanh ? small_tanh(y) : any_size;
-          });
-        });
-      } else {
-        tanh_of_all<kCount, kScales>(x, [](float y) { return fast_tanh(y); });
-      }
-    });
+        for (int i = 0; i < kCount; ++i) set(i, powers.of_small(x(i)));
+      });
+      branch_if(!are_small, [&] {
+        CA_UNROLL
+        for (int i = 0; i < kCount; ++i) set(i, powers.of_any(x(i)));
+      });
+    } else {
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) x(i) *= inner;
+      unpredicated_if(cap > 0.0f, [&] {
+        CA_UNROLL
+        for (int i = 0; i < kCount; ++i) x(i) = fast_tanh(x(i)) * unit;
+      });
+    }
   }
 
   // One product with softcap and bias: everything before the remaining terms.
@@ -198,11 +233,6 @@ struct Score {
     return kAdds ? scale * factor * kLog2e : scale * factor;
   }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
-  template <int kCount, bool kScales, class X, class Tanh>
-  CA_HOST_DEVICE void tanh_of_all(X&& x, Tanh&& tanh) const {
-    CA_UNROLL
-    for (int i = 0; i < kCount; ++i) x(i) = kScales ? tanh(x(i)) * (cap * kLog2e) : tanh(x(i));
-  }
 };
 
 // A score with one more term.

@@ -110,15 +110,19 @@ struct QuantizedQueries {
   }
 };
 
-// Units of unconverted sums: see SoftmaxRows::softmax_weights(). Factors are positive, so that a
+// Units (tile/units.hpp) of unconverted sums. Factors are positive, so that a
 // masked -inf stays -inf, or NaN.
 template <int kRows>
 struct SumUnits {
+  static constexpr bool kHasLimit = false;
   float factors[kRows];
 
   CUTE_DEVICE float factor(int i) const { return factors[i]; }
   CUTE_DEVICE float offset(int i, float row_max) const {
     return fmaf(factors[i], -quantize::kMagic, -row_max);
+  }
+  CUTE_DEVICE float exponent(int i, float sum, float offset, float) const {
+    return fmaf(sum, factors[i], offset);
   }
   CUTE_DEVICE float in_log2(int i, float sum) const {
     return (sum - quantize::kMagic) * factors[i];

@@ -144,14 +144,26 @@ struct Operands {
   }
 
   // Units of the scores of the key block at `key`, after apply().
-  CUTE_DEVICE float units(int) const { return log2_scale; }
+  CUTE_DEVICE auto units(int) const {
+    if constexpr (Score::kIsLine) {
+      return LineUnits<Config::kRows, false>{log2_scale, {}};
+    } else {
+      return log2_scale;
+    }
+  }
   // Whether key block j of a tile has the units of the one before it.
   CUTE_DEVICE static constexpr bool has_units_of_last(int) { return false; }
 
-  // Applies score_mod and mask to that key block.
+  // Applies score_mod and mask to that key block. `units`: of its scores afterwards.
   template <class S, class IsFull, class Units>
-  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units&) const {
-    apply(s, key, is_full);
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units& units) const {
+    if constexpr (Score::kIsLine && is_full) {
+      constexpr int kKeys = 4 * columns_of<decltype(s)>;  // of a quad
+      Alibi::KeyBlock<true> const block{shared.block.terms.alibi, key, kKeys};
+      units = scores.line_units(s, key, block);
+    } else {
+      apply(s, key, is_full);
+    }
   }
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {

@@ -119,7 +119,14 @@ struct PipelinedSchedule {
     Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
     auto units = in.units(key_of(j));
-    apply(scores, j, std::false_type{}, units, bias);
+    if constexpr (Score::kIsLine) {
+      // As in step(): the bits of a row must not depend on which row of its warp needs this.
+      int const is_full = in.is_full();
+      unpredicated_if(is_full, [&] { apply(scores, j, std::true_type{}, units, bias); });
+      unpredicated_if(!is_full, [&] { apply(scores, j, std::false_type{}, units, bias); });
+    } else {
+      apply(scores, j, std::false_type{}, units, bias);
+    }
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
     drop(j);

@@ -134,7 +134,9 @@ struct FragmentPlace {
     return warp_m() * 16 + thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * kWarpsM);
   }
   // Column within the warp's columns: a key of its key block, or a head-dim column.
-  CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
+  CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + step(j); }
+  // From column(0) to column(j).
+  CUTE_DEVICE static constexpr int step(int j) { return j % 2 + j / 2 * 8; }
   // Bit mask of a thread's first 32 columns: bit j is set if column(j) < `end`.
   CUTE_DEVICE uint32_t columns_before(int end) const {
     int const beyond = end - thread % 4 * 2, in_8 = beyond & 7;

@@ -8,6 +8,7 @@
 #include "core/scheduler.hpp"
 #include "core/score.hpp"
 #include "tile/fragment.hpp"
+#include "tile/units.hpp"
 
 namespace cutlass_attn {
 
@@ -50,6 +51,52 @@ struct FragmentScores {
     } else {
       return score.template rows<kRows>(logits_at(0));
     }
+  }
+
+  // As rows(), with what with_units() needs.
+  using Lines = typename Score::template Lines<kRows>;
+  CUTE_DEVICE Lines lines() const {
+    if constexpr (std::is_same_v<Lines, NoRows>) {
+      return {};
+    } else {
+      return score.template lines<kRows>(logits_at(0));
+    }
+  }
+
+  // For kernels that let the exponential apply what it can: calls weights(units) for a full key
+  // block, whose scores are then in those units (tile/units.hpp). kIsAny: no units with a limit.
+  template <bool kIsAny, class S, class Weights>
+  CUTE_DEVICE void with_units(S&& s, int key, Lines const& lines, Weights&& weights) const {
+    if constexpr (Score::kIsLine) {
+      // kIsAny is for rescaling, which compares scores.
+      if constexpr (kIsAny || Score::kKeepsMaxLogit) {
+        weights(line_units(s, key, lines));
+      } else {
+        Alibi::Line<kRows> const line = score.template line<kRows>(lines, logits_at(key));
+        weights(LineUnits<kRows, true>{score.inner, line});
+      }
+    } else if constexpr (Score::kIsCapped) {
+      score.template make_inner_positive<kRows * columns_of<decltype(s)>>(s);
+      weights(SoftcapUnits<kIsAny>{score.powers()});
+    } else {
+      apply(s, key, std::true_type{}, lines);
+      weights(ScaledUnits{score.log2_scale()});
+    }
+  }
+
+  // The units of a full key block's products if the score is a line. Adds their steps.
+  template <class S, class Read>
+  CUTE_DEVICE LineUnits<kRows, false> line_units(S&& s, int key, Read const& read) const {
+    LineUnits<kRows, false> const units{score.inner,
+                                        score.template line<kRows>(read, logits_at(key))};
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 1; j < columns_of<decltype(s)>; ++j) {
+        s(i, j) = fmaf(units.line.slope[i], float(Place::step(j)), s(i, j));
+      }
+    }
+    return units;
   }
 
   // Applies score_mod and mask to the key block at `key`. is_full: no key of it is masked.

@@ -4,19 +4,9 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/softmax.hpp"
+#include "tile/units.hpp"
 
 namespace cutlass_attn {
-
-// Units of scores. A multiply-add with factor(i) and offset(i, row max) turns a score of row i into
-// the base-2 exponent of its weight. in_log2(i, score) converts a score to units of log2.
-//
-// ScaledUnits: the exponent is score * log2_scale - row max.
-struct ScaledUnits {
-  float log2_scale;
-  CUTE_DEVICE float factor(int) const { return log2_scale; }
-  CUTE_DEVICE float offset(int, float row_max) const { return -row_max; }
-  CUTE_DEVICE float in_log2(int, float score) const { return score * log2_scale; }
-};
 
 // Maximum over a quad, for one row of a key block.
 struct BlockMax {
@@ -72,16 +62,16 @@ struct SoftmaxRows {
   Largest<kKeepsLargest ? kRows : 0> largest;
 
   // Turns the scores of a key block into weights, with the lagging row max. Returns false if some
-  // weights are too large.
+  // weights are too large, or scores beyond the limit of the units.
   //   s:     (row, key)
-  //   units: log2_scale, or units as above
+  //   units: log2_scale, or units of tile/units.hpp
   template <class S, class Units>
   CUTE_DEVICE bool softmax_weights(S&& s, Units const& units) {
     static_assert(rows_of<decltype(s)> == kRows);
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      weights_of_row(s, i, units.factor(i), units.offset(i, rows[i].max));
+      weights_of_row(s, i, units, units.offset(i, rows[i].max));
       ok = ok && is_small(i);
     }
     return ok;
@@ -111,7 +101,7 @@ struct SoftmaxRows {
     update_max_checked(s, o, log2_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+      weights_of_row(s, i, ScaledUnits{log2_scale}, -rows[i].row_max_ref());
       // Without opaque, the sum is computed after dropout, from copies of the weights.
       sums[i] = opaque(sums[i]);
     }
@@ -148,7 +138,7 @@ struct SoftmaxRows {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       factors[i] = rows[i].update_max(max_of_quad(s, i) * log2_scale, 1.0f);
-      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+      weights_of_row(s, i, ScaledUnits{log2_scale}, -rows[i].row_max_ref());
     }
   }
 
@@ -165,7 +155,8 @@ struct SoftmaxRows {
   template <class S>
   CUTE_DEVICE void softmax_weights_of_max(S&& s, float log2_scale) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+    for (int i = 0; i < kRows; ++i)
+      weights_of_row(s, i, ScaledUnits{log2_scale}, -rows[i].row_max_ref());
   }
 
   template <class S, class O, class Units>
@@ -173,7 +164,7 @@ struct SoftmaxRows {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       update_max_of_row(s, o, units, i);
-      weights_of_row(s, i, units.factor(i), units.offset(i, rows[i].row_max_ref()));
+      weights_of_row(s, i, units, units.offset(i, rows[i].row_max_ref()));
     }
   }
 
@@ -204,7 +195,7 @@ struct SoftmaxRows {
   CUTE_DEVICE void weights_of_row_rescaled(S&& s, O&& o, BlockMax const& block, int i,
                                            float log2_scale) {
     rescale(o, block, i, log2_scale);
-    weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+    weights_of_row(s, i, ScaledUnits{log2_scale}, -rows[i].row_max_ref());
   }
 
   CUTE_DEVICE void add_sums() {
@@ -282,14 +273,22 @@ struct SoftmaxRows {
   }
 
   // Weights of row i from its scores, and their sum.
-  template <class S>
-  CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
-    if constexpr (kKeepsLargest) largest.add(i, max_of_thread(s, i) * factor);
+  template <class S, class Units>
+  CUTE_DEVICE void weights_of_row(S&& s, int i, Units const& units, float offset) {
+    [[maybe_unused]] float top = kKeepsLargest ? units.in_log2(i, max_of_thread(s, i)) : -kInf;
+    [[maybe_unused]] float largest_size = 0.0f;
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(s)>; ++j) {
-      s(i, j) = fast_exp2(fmaf(s(i, j), factor, offset));
+      if constexpr (Units::kHasLimit) largest_size = fmaxf(largest_size, fabsf(s(i, j)));
+      s(i, j) = fast_exp2(units.exponent(i, s(i, j), offset, float(FragmentPlace<1, 1>::step(j))));
       sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
     }
+    if constexpr (Units::kHasLimit) {  // beyond it, the weights are computed again
+      bool const fits = largest_size <= units.limit();
+      sums[i] = fits ? sums[i] : kInf;
+      top = fits ? top : -kInf;
+    }
+    if constexpr (kKeepsLargest) largest.add(i, top);
   }
 };
 

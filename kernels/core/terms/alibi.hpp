@@ -27,6 +27,24 @@ struct Alibi {
     return rows;
   }
 
+  // As Rows, for kernels that keep the distances, too.
+  template <int kRows>
+  struct Lines : Rows<kRows> {
+    int32_t distance[kRows];  // of key 0 from the diagonal
+  };
+  template <int kRows, class Place>
+  CA_HOST_DEVICE static Lines<kRows> lines(Problem const& p, Place const& place) {
+    SeqLens const lens = place.lens();
+    int64_t const any = int64_t(lens.k) - lens.q + p.mask.diagonal_shift;
+    int32_t const diagonal = int32_t(any < -kMaxSeqlen  ? -kMaxSeqlen
+                                     : any > kMaxSeqlen ? kMaxSeqlen
+                                                        : any);
+    Lines<kRows> lines = {rows<kRows>(p, place), {}};
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) lines.distance[i] = -place.query(i) - diagonal;
+    return lines;
+  }
+
   // Per-tile state, for kernels that keep it in shared memory. Rows of one head have one slope, and
   // their distances from a key differ by constants.
   struct Tile {
@@ -54,7 +72,46 @@ struct Alibi {
   struct KeyBlock {
     Tile const& tile;
     int32_t key, keys;
+    // On one side: how the term grows with the key, and the term of a row's first key.
+    CA_HOST_DEVICE float slope() const { return key > tile.first_key ? -tile.slope : tile.slope; }
+    template <class Place>
+    CA_HOST_DEVICE float of_row(Place const& place, int i) const {
+      float const of_first = slope() * float(place.key(0) - tile.first_key - place.row(0));
+      return fmaf(slope(), float(place.row(0) - place.row(i)), of_first);
+    }
   };
+
+  // Where the term is linear in the key for every row, it needs one instruction per logit: adds
+  // slope * (key(j) - key(0)) to a product of row i. The rest depends on the row alone.
+  template <int kRows>
+  struct Line {
+    float slope[kRows];  // in the units of products
+    float shift[kRows];  // of logits, in units of log2
+  };
+  // factor: of a product in its logit, in units of log2
+  template <int kRows, class Place>
+  CA_HOST_DEVICE static Line<kRows> line(Lines<kRows> const& lines, float factor,
+                                         Place const& place) {
+    Line<kRows> line;
+    float const of_product = fast_reciprocal(factor);
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      line.shift[i] = lines.slope[i] * float(place.key(0) + lines.distance[i]);
+      line.slope[i] = lines.slope[i] * of_product;
+    }
+    return line;
+  }
+  template <int kRows, class Place>
+  CA_HOST_DEVICE static Line<kRows> line(KeyBlock<true> const& block, float factor,
+                                         Place const& place) {
+    Line<kRows> line;
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      line.shift[i] = block.of_row(place, i);
+      line.slope[i] = block.slope() * fast_reciprocal(factor);
+    }
+    return line;
+  }
 
   // From this key on, logits of `query` and later ones grow towards smaller keys.
   CA_HOST_DEVICE static int32_t rising_from(Problem const& p, SeqLens lens, int32_t query) {
@@ -149,12 +206,10 @@ struct Alibi {
                                  float factor, Place const& place) {
     auto const step = [&](int j) { return float(place.key(j) - place.key(0)); };
     auto const add_line = [&] {
-      int32_t const first_key = block.tile.first_key;
-      float const slope = block.key > first_key ? -block.tile.slope : block.tile.slope;
-      float const of_first = slope * float(place.key(0) - first_key - place.row(0));
+      float const slope = block.slope();
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const of_row = fmaf(slope, float(place.row(0) - place.row(i)), of_first);
+        float const of_row = block.of_row(place, i);
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
           x(i, j) = fmaf(x(i, j), factor, of_row);
