@@ -45,7 +45,7 @@ constexpr Keyword kKeywords[] = {
     {"softcap", &Arguments::softcap, kAll},
     {"layout", &Arguments::layout, kDense},
     {"return_lse", &Arguments::return_lse, kAll},
-    {"return_max_logit", &Arguments::return_max_logit, kAttention | kVarlen},
+    {"return_max_logit", &Arguments::return_max_logit, kAttention | kServing, kDecode},
     {"out", &Arguments::out, kAll, 0, Keyword::kArray},
     {"kernel", &Arguments::kernel, kAll},
     {"accumulate", &Arguments::accumulate, kDense},

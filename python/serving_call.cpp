@@ -463,21 +463,23 @@ Arguments decode_arguments(char const* name, PyObject* const* args, Py_ssize_t c
   Arguments given(kDecode, name, args, count, names);
   // With lists of keys, the position of a key relative to its query is unknown.
   if (given.causal == nullptr && !has_value(given.indices)) given.causal = Py_True;
+  given.per_query = given.return_max_logit;
   return given;
 }
 
 py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given = decode_arguments("attention_decode", args, count, names);
   Call call(given);
-  if (must_go(call, given)) return through_operator("decode", given);
+  char const* const name = call.return_max_logit ? "decode_with_max_logits" : "decode";
+  if (must_go(call, given)) return through_operator(name, given);
   AppendProblem append;
   if (is_lazy(given, [&] {
         read_decode(call, given, true);
         append = read_new_keys(call, given, true);
       })) {
-    return through_operator("decode", given);
+    return through_operator(name, given);
   }
-  if (has_no_memory(call, given)) return through_operator("decode", given);
+  if (has_no_memory(call, given)) return through_operator(name, given);
   check_cache_seqlens(call, given);
   Appended made;  // lives as long as the call
   if (has_value(given.k_new)) {

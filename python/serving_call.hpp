@@ -11,8 +11,9 @@ namespace cutlass_attn {
 // Defines varlen, decode, decode_append and append in _C. Each takes (first, k, v, options,
 // **internal) as forward() does:
 //
-//   varlen          q, k, v. Returns the result, or a pair of result and LSE
-//   decode          q, k_cache, v_cache, and `mask` for this package. Returns as varlen
+//   varlen          q, k, v. Returns the result, or a tuple of result, LSE and largest logits
+//   decode          q, k_cache, v_cache, and for this package `mask`, and `return_max_logit`, which
+//                   adds the largest logit of each query. Returns as varlen
 //   decode_append   arguments of decode. Runs only the part before attention; returns the rotated
 //                   queries, or None, and the new lengths
 //   append          k, k_cache, v_cache, with v as `v_new`. Returns None

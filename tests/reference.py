@@ -117,7 +117,7 @@ def attention(
 
 def attention_of_lists(q, k, v, indices, lengths, dtype, **options) -> Expected:
     """The same over lists of rows: k (rows, D), v (rows, Dv), indices (B, Sq, topk) with -1 for
-    none, lengths (B,)."""
+    none, lengths (B,). Its max_logit is of each query, (B, Hq, Sq)."""
     results = []
     for b, queries in enumerate(q):
         of_entry = []
@@ -125,12 +125,13 @@ def attention_of_lists(q, k, v, indices, lengths, dtype, **options) -> Expected:
             rows = [row for row in indices[b, i, : lengths[b]] if row >= 0]
             one = queries[None, :, i : i + 1]
             keys, values = (x[None, None, rows] for x in (k, v))
-            of_entry.append(attention(one, keys, values, dtype, **options))
+            found = attention(one, keys, values, dtype, **options)
+            of_entry.append(found._replace(max_logit=found.max_logit[None, :, None]))
         results.append(of_entry)
     return Expected(
         *(
             np.concatenate([np.concatenate([x[n] for x in row], axis=2) for row in results])
-            for n in range(4)
+            for n in range(5)
         )
     )
 

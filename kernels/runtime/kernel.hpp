@@ -64,6 +64,14 @@ template <class Params>
 constexpr std::nullptr_t splits_of(...) {
   return nullptr;
 }
+
+// Whether a kernel with these scores runs the call with one of them, Own. Where some keep the
+// largest logits, they are for the calls that want them, and for no others.
+template <class Own, class... Scores>
+bool runs_with(Problem const& p) {
+  constexpr bool kSomeKeep = (Scores::kKeepsMaxLogit || ...);
+  return Own::can_run(p) && (!kSomeKeep || Own::kKeepsMaxLogit == (p.max_logits != nullptr));
+}
 }  // namespace detail
 
 // tokens: names of the scores, with which the names of entries end.
@@ -82,7 +90,8 @@ constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)
   result.launch = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch(facts);
   };
-  ((result.scores[result.num_scores] = {tokens[size_t(result.num_scores)], &Scores::can_run},
+  ((result.scores[result.num_scores] = {tokens[size_t(result.num_scores)],
+                                        &detail::runs_with<Scores, Scores...>},
     ++result.num_scores),
    ...);
   return result;

@@ -199,7 +199,7 @@ struct Latent {
   template <class Score, class Arch>
   struct Result {
     typename Products<SliceConfig, Score, Arch>::O acc_o;  // (MMA, M, D)
-    SoftmaxRows<Arch, kRows> softmax;
+    SoftmaxRows<Arch, kRows, 4096, Score::kKeepsMaxLogit> softmax;
   };
 
   template <class Score, class Arch>
@@ -273,9 +273,10 @@ struct Latent {
       }
       Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       result.softmax.complete_sums();
+      result.softmax.raise_to_largest(as_rows(result.acc_o));
     }
 
-    // Stores the slice of O, and LSE.
+    // Stores the slice of O, LSE, and the largest logits.
     CUTE_DEVICE void finish() {
       Place const place{Arch::thread()};
       auto const o = as_rows(result.acc_o);  // (row, column)
@@ -285,6 +286,10 @@ struct Latent {
         bool const is_row = row < tile.rows;
         int const at = is_row ? row : 0;
         bool const writes_lse = is_row && d == 0 && place.column(0) == 0;
+        if constexpr (Score::kKeepsMaxLogit) {
+          float const largest = result.softmax.rows[i].max;
+          if (writes_lse) MaxLogit::store(p, tile.seq, tile.head(at), tile.query(at), largest);
+        }
         float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
                                         result.softmax.rows[i], 1.0f, writes_lse) *
                              SliceConfig::pv_factor(p, tile.head_kv);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/terms/max_logit.hpp"
 #include "sm90/latent_config.hpp"
 #include "tile/merge_splits.hpp"
 #include "tile/quad_rows.hpp"
@@ -118,7 +119,7 @@ struct LatentOutput {
     Arch::template wgmma_wait<0>(o, p);
   }
 
-  // Normalises and stores the columns of O, and LSE.
+  // Normalises and stores the columns of O, LSE, and the largest logits.
   CUTE_DEVICE void finish(Place const& place) {
     Problem const& p = params.problem;
     auto const& tile = shared.block.tile;
@@ -130,6 +131,10 @@ struct LatentOutput {
       bool const is_row = row < tile.rows;
       int const at = is_row ? row : 0;
       bool const writes_lse = is_row && group == 0 && place.column(0) == 0;
+      if constexpr (Score::kKeepsMaxLogit) {
+        float const largest = result.softmax.rows[i].max;
+        if (writes_lse) MaxLogit::store(p, tile.seq, tile.head(at), tile.query(at), largest);
+      }
       float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
                                       result.softmax.rows[i], 1.0f, writes_lse) *
                            scale_of(p.v, tile.head_kv);

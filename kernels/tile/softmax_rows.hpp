@@ -237,6 +237,18 @@ struct SoftmaxRows {
     }
   }
 
+  // Makes the largest score the row max, which splits of keys merge. Nothing is done unless it is
+  // kept.
+  //   o: (row, column)
+  template <class O>
+  CUTE_DEVICE void raise_to_largest(O&& o) {
+    if constexpr (kKeepsLargest) {
+      complete_largest();
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) scale(o, i, rows[i].update_max(largest.of_row[i], 1.0f));
+    }
+  }
+
   // Largest score of row i: in this thread, and in its quad.
   template <class S>
   CUTE_DEVICE static float max_of_thread(S const& s, int i) {

@@ -165,9 +165,11 @@ _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_
 
 def _function_of(options: dict[str, Any]) -> str:
     """The name of the function that has these keywords."""
-    if "cache_seqlens" in options or "indices" in options:
+    if "cache_seqlens" in options:
         return "attention_decode"
-    return "attention_varlen" if "cu_seqlens_q" in options else "attention"
+    if "cu_seqlens_q" in options:
+        return "attention_varlen"
+    return "attention_decode" if "indices" in options else "attention"
 
 
 def parameters_of(options: dict[str, Any]) -> tuple[str, ...]:

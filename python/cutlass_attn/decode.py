@@ -304,6 +304,17 @@ def attention_decode(
     """
 
 
+def decode_with_max_logits(q: Array, k_cache: Array, v_cache: Array, **options: Any) -> Any:
+    """`attention_decode` of torch tensors, for `compat`, with the largest logit of each query last,
+    (B, Hq, Sq): natural, without sinks, -inf for a query that sees no key."""
+    torch = find_torch()
+    if torch and torch.is_compiling():
+        from ._call import serving_operator
+
+        return serving_operator.decode_with_max_logits(q, k_cache, v_cache, **options)
+    return _C.decode(q, k_cache, v_cache, options, return_max_logit=True)
+
+
 def explained_decode(
     q: Array, k: Array, v: Array, options: dict[str, Any], device: Any
 ) -> _C.Explanation:

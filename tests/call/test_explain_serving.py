@@ -101,6 +101,28 @@ def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
 
 
 @pytest.mark.parametrize(
+    ("device", "queries", "heads", "kernel"),
+    [
+        ("sm_89", 1, 16, "sm80/latent"),
+        ("sm_89", 500, 128, "sm80/latent_64"),
+        ("sm_90", 500, 128, "sm90/latent"),
+    ],
+)
+@pytest.mark.parametrize("wanted", [False, True])
+def test_which_kernel_has_the_largest_logits_of_lists(device, queries, heads, kernel, wanted):
+    q = torch.empty(queries, heads, 576, device="meta", dtype=torch.bfloat16)
+    kv = torch.empty(4000, 1, 576, device="meta", dtype=torch.bfloat16)
+    lists = torch.empty(queries, 64, device="meta", dtype=torch.int32)
+    offsets = torch.empty(2, device="meta", dtype=torch.int32)
+    given = {"cu_seqlens_q": offsets, "indices": lists, "return_max_logit": wanted}
+    explanation = explain(q, kv, kv[..., :512], **given, device=device)
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == kernel
+    assert explanation.score == ("maxlogit" if wanted else "identity")
+
+
+@pytest.mark.parametrize(
     ("device", "cache", "queries", "options", "kernel"),
     [
         ("sm_90", torch.bfloat16, 1, {}, "sm80/wide"),

@@ -13,6 +13,7 @@ import reference
 from cases import torch
 from cutlass_attn import attention_decode, attention_varlen, testing
 from cutlass_attn._call import serving_operator
+from cutlass_attn.decode import decode_with_max_logits
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,20 @@ def call_of(case, dtype, device):
     return (q, k, v, None), options
 
 
-def judge(case, dtype, out, lse):
+def judge(case, dtype, out, lse, max_logits=None):
     right = expected(case, dtype)
     ours = out.transpose(1, 2).float().cpu().numpy()
     accuracy = testing.judge(ours, right.exact, right.unfused, dtype)
     assert accuracy.ok, accuracy
     assert testing.Reference(*right[:4]).confirms_lse(lse.cpu().numpy())
+    if max_logits is not None:
+        found = max_logits.cpu().numpy()
+        np.testing.assert_allclose(found, right.max_logit, atol=1e-5, rtol=1e-5)
+
+
+def keeps_max_logit(variant, splits):
+    """For half of the calls, so that the others run kernels that do not keep it."""
+    return "return_max_logit" in variant.options and splits in (0, 3)
 
 
 def pairs():
@@ -139,11 +148,14 @@ def test_case(variant, case, splits):
     args, options = call_of(case, variant.dtype, variant.device)
     shape = (*args[0].shape[:-1], case.head_dim_v)
     out = args[0].new_full(shape, torch.nan)
-    result, lse = attention_decode(
-        *args, **options, out=out, return_lse=True, kernel=variant.key, num_splits=splits
-    )
+    options |= {"out": out, "return_lse": True, "kernel": variant.key, "num_splits": splits}
+    if keeps_max_logit(variant, splits):
+        result, lse, *more = decode_with_max_logits(*args[:3], cache_seqlens=None, **options)
+        assert more[0].shape == lse.shape
+    else:
+        result, lse, *more = attention_decode(*args, **options)
     assert result is out
-    judge(case, variant.dtype, out, lse)
+    judge(case, variant.dtype, out, lse, *more)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +213,23 @@ def test_packed(variant, case, splits):
     rows = case.batch * case.queries
     options["indices"] = options["indices"].flatten(0, 1)
     offsets = torch.arange(0, rows + 1, case.queries, dtype=torch.int32, device=variant.device)
-    out, lse = attention_varlen(
+    wants_max = keeps_max_logit(variant, splits)
+    out, lse, *more = attention_varlen(
         q.flatten(0, 1),
         k.flatten(0, 1),
         v.flatten(0, 1),
         offsets,
         return_lse=True,
+        return_max_logit=wants_max,
         kernel=variant.key,
         num_splits=splits,
         **options,
     )
     lse = lse.view(case.heads, case.batch, case.queries).transpose(0, 1)
     judge(case, variant.dtype, out.view(case.batch, case.queries, *out.shape[1:]), lse)
+    if wants_max:
+        due = expected(case, variant.dtype).max_logit.max(axis=(0, 2))
+        np.testing.assert_allclose(more[0].cpu().numpy(), due, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cases.needs_gpu)])
@@ -274,7 +291,7 @@ def test_operator(device):
     torch.library.opcheck(
         serving_operator.attention_decode_op,
         serving_operator._DECODE.arguments(
-            q=q, k_cache=k, v_cache=v, cache_seqlens=None, causal=False, **options
+            q=q, k_cache=k, v_cache=v, cache_seqlens=None, causal=False, max_logits=True, **options
         ),
     )
 

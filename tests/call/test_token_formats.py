@@ -13,6 +13,7 @@ import reference
 from cases import torch
 from cutlass_attn import append_kv, attention_decode, testing
 from cutlass_attn._call import serving_operator
+from cutlass_attn.decode import decode_with_max_logits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 # Columns of K, in e4m3, of a scale; bytes of a token, and where its bf16 begins.
@@ -185,12 +186,15 @@ def call_of(case, dtype, device):
     return (q, moved, moved, lengths), options
 
 
-def judge(case, dtype, out, lse):
+def judge(case, dtype, out, lse, max_logits=None):
     right = expected(case, dtype)
     ours = out.transpose(1, 2).float().cpu().numpy()
     accuracy = testing.judge(ours, right.exact, right.unfused, dtype)
     assert accuracy.ok, accuracy
     assert testing.Reference(*right[:4]).confirms_lse(lse.cpu().numpy())
+    if max_logits is not None:
+        found = max_logits.cpu().numpy()
+        np.testing.assert_allclose(found, right.max_logit, atol=1e-5, rtol=1e-5)
 
 
 def pairs():
@@ -211,11 +215,14 @@ def pairs():
 def test_case(variant, case, splits):
     args, options = call_of(case, variant.dtype, variant.device)
     out = args[0].new_full((*args[0].shape[:-1], 512), torch.nan)
-    result, lse = attention_decode(
-        *args, **options, out=out, return_lse=True, kernel=variant.key, num_splits=splits
-    )
+    options |= {"out": out, "return_lse": True, "kernel": variant.key, "num_splits": splits}
+    if case.topk and splits in (0, 3):
+        q, k, v, lengths = args
+        result, lse, *more = decode_with_max_logits(q, k, v, cache_seqlens=lengths, **options)
+    else:
+        result, lse, *more = attention_decode(*args, **options)
     assert result is out
-    judge(case, variant.dtype, out, lse)
+    judge(case, variant.dtype, out, lse, *more)
 
 
 @pytest.mark.parametrize("device", DEVICES)

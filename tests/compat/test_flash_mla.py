@@ -204,15 +204,12 @@ def test_sparse_prefill(device):
     indices[3, 0, 5] = 1 << 20  # beyond kv: none
     lengths = rng.integers(1, 34, 9).astype(np.int32)
     sinks = rng.standard_normal(HEADS).astype(np.float32)
-    out, most, lse = flash_mla_sparse_fwd(
-        *(torch.from_numpy(x).to(device).bfloat16() for x in (q, kv[:, None])),
-        torch.from_numpy(indices).to(device),
-        0.1,
-        attn_sink=torch.from_numpy(sinks).to(device),
-        topk_length=torch.from_numpy(lengths).to(device),
-    )
-    assert most is None
-    assert out.shape == (9, HEADS, DV) and lse.shape == (9, HEADS)
+    operands = (torch.from_numpy(x).to(device).bfloat16() for x in (q, kv[:, None]))
+    args = (*operands, torch.from_numpy(indices).to(device), 0.1)
+    options = {"attn_sink": sinks, "topk_length": lengths}
+    options = {name: torch.from_numpy(x).to(device) for name, x in options.items()}
+    out, most, lse = flash_mla_sparse_fwd(*args, **options)
+    assert out.shape == (9, HEADS, DV) and most.shape == lse.shape == (9, HEADS)
     lists = np.where(indices >= 50, -1, indices)
     expected, without_sink = (
         reference.attention_of_lists(
@@ -221,6 +218,12 @@ def test_sparse_prefill(device):
         for more in ({"sinks": sinks}, {})
     )
     judge(out[:, None], lse[..., None], expected, without_sink)
+    # In natural units, scaled, without the sink, and -inf where no key is.
+    due = without_sink.max_logit[..., 0]
+    assert (due[0] == -np.inf).all()
+    np.testing.assert_allclose(most.cpu().numpy(), due, rtol=1e-5, atol=1e-5)
+    step = torch.compile(flash_mla_sparse_fwd, backend="aot_eager", fullgraph=True)
+    assert all(torch.equal(x, y) for x, y in zip(step(*args, **options), (out, most, lse)))
 
 
 def test_refused():

@@ -146,6 +146,7 @@ NAMES = [
     "sm90/mask/bf16/d128/128x128x8+softcap_alibi_mask",
     "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
     "sm90/max_logit/bf16/d128/128x128x8+softcap_maxlogit",
+    "sm90/latent/bf16/d576v512/64x48x4c2+maxlogit",
 ]
 
 

@@ -51,7 +51,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, *middle, _d = call.q.shape
     heads, rows = middle[::-1] if options["layout"] == "bshd" else middle
     out = torch_library.empty(call.q, (batch, *middle, call.v.shape[-1]))
-    return torch_library.with_shapes(out, call.q, options, (batch, heads, rows), heads)
+    return torch_library.with_shapes(out, call.q, options, (batch, heads, rows), (heads,))
 
 
 ATTENTION = Differentiable(

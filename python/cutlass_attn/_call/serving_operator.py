@@ -24,8 +24,7 @@ _VARLEN = Schema("attention_varlen", lambda name: name not in _NOT_OF_OPS)
 _DECODE = Schema(
     "attention_decode",
     lambda name: name not in (*_NOT_OF_OPS, *NEW_KEYS),
-    more={"mask": "Tensor?"},
-    returns="(Tensor, Tensor)",
+    more={"mask": "Tensor?", "max_logits": "bool?"},
 )
 _DECODE_APPEND = Schema(
     "attention_decode",
@@ -51,7 +50,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch_library.require_dims("q", q, 3, "(rows, heads, head_dim)")
     rows, heads, _d = q.shape
     out = torch_library.empty(q, (rows, heads, v.shape[-1]))
-    return torch_library.with_shapes(out, q, options, (heads, rows), heads)
+    return torch_library.with_shapes(out, q, options, (heads, rows), (heads,))
 
 
 VARLEN = Differentiable(
@@ -61,26 +60,26 @@ eager_varlen, record_varlen = VARLEN.eager, VARLEN.record
 
 
 @torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.text)
-def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Result and log-sum-exp of attention over a cache that already has the new keys."""
+def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Result, log-sum-exp and largest logits of the queries, of attention over a cache that already
+    has the new keys; the last two have no elements unless `return_lse` and `max_logits`."""
     options = _DECODE.by_name(args)
     q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
-    mask = options.pop("mask")
-    result = _C.decode(q, k, v, options, mask=mask, dispatched=True)
-    return result if options["return_lse"] else (result, torch_library.empty_lse(q, (0,)))
+    more = {"mask": options.pop("mask"), "return_max_logit": bool(options.pop("max_logits"))}
+    result = _C.decode(q, k, v, options, **more, dispatched=True)
+    return torch_library.all_results(q, result, {**options, **more})
 
 
 @attention_decode_op.register_fake
-def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options = _DECODE.by_name(args)
     q = options["q"]
     torch_library.require_dims("q", q, 4, torch_library.DIMS[True])
     batch, rows, heads, _d = q.shape
     columns = values_of(options["v_cache"], options["kv_format"])
-    lse_shape = (batch, heads, rows) if options["return_lse"] else (0,)
-    return torch_library.empty(q, (batch, rows, heads, columns)), torch_library.empty_lse(
-        q, lse_shape
-    )
+    out = torch_library.empty(q, (batch, rows, heads, columns))
+    of_rows, wanted = (batch, heads, rows), {**options, "return_max_logit": options["max_logits"]}
+    return torch_library.with_shapes(out, q, wanted, of_rows, of_rows)
 
 
 @torch.library.custom_op(
@@ -168,6 +167,25 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) ->
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any) -> Any:
     """`attention_decode`, with `mask` in place of the arguments that it is made of."""
+    out, lse, _ = _decode(q, k_cache, v_cache, options)
+    return (out, lse) if options.get("return_lse") else out
+
+
+def decode_with_max_logits(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """As `decode`, and last the largest logit of each query, (B, Hq, Sq)."""
+    out, lse, max_logits = _decode(q, k_cache, v_cache, options, max_logits=True)
+    return (out, lse, max_logits) if options.get("return_lse") else (out, max_logits)
+
+
+def _decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    options: dict[str, Any],
+    **more: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
     torch_library.needs_gradient("attention_decode", {**operands, **options})
     if options.get("indices") is not None:
@@ -189,11 +207,10 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
             q = rotated
     elif any(new_keys.get(name) is not None for name in ("v_new", "rotary_cos", "rotary_sin")):
         raise ValueError("v_new, rotary_cos and rotary_sin need k_new")
-    result, lse = attention_decode_op(
-        *_DECODE.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **options)
+    result, lse, max_logits = attention_decode_op(
+        *_DECODE.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **options, **more)
     )
-    result = torch_library.copied(result, out)
-    return (result, lse) if options.get("return_lse") else result
+    return torch_library.copied(result, out), lse, max_logits
 
 
 def append(

@@ -127,12 +127,16 @@ def all_results(
 
 
 def with_shapes(
-    out: torch.Tensor, q: torch.Tensor, options: dict[str, Any], lse: tuple[Any, ...], heads: Any
+    out: torch.Tensor,
+    q: torch.Tensor,
+    options: dict[str, Any],
+    lse: tuple[Any, ...],
+    max_logits: tuple[Any, ...],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `all_results`, uninitialised. lse: shape of the log-sum-exp."""
+    """As `all_results`, uninitialised. lse, max_logits: their shapes, if they are wanted."""
     shapes = (
         lse if options["return_lse"] else (0,),
-        (heads if options["return_max_logit"] else 0,),
+        max_logits if options["return_max_logit"] else (0,),
     )
     return out, empty_lse(q, shapes[0]), empty_lse(q, shapes[1])
 

@@ -16,7 +16,7 @@ import torch
 
 from .._call.token_format import FORMATS
 from .._merge_states import merge_states
-from ..decode import attention_decode
+from ..decode import attention_decode, decode_with_max_logits
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -135,7 +135,7 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, None, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Prefill in which each query token has a list of the keys that it sees.
 
     Args:
@@ -148,9 +148,9 @@ def flash_mla_sparse_fwd(
         topk_length: (T,) int32: how many indices of a token count.
 
     Returns:
-        The result (T, Hq, d_v); None in place of the largest logits, which no kernel here returns;
-        and the log-sum-exp (T, Hq) float32, natural and without the sink: +inf for a token that
-        sees no key.
+        The result (T, Hq, d_v); the largest logits (T, Hq) float32, q @ k^T times sm_scale, -inf
+        for a token that sees no key; and the log-sum-exp (T, Hq) float32, natural: +inf for such a
+        token. Both are without the sink. As ref_sparse_attn_fwd of FlashMLA's tests/ref.py.
 
     Raises:
         ValueError: as `attention_decode`.
@@ -163,17 +163,17 @@ def flash_mla_sparse_fwd(
     if not indices.is_cuda:  # where those beyond the cache are refused
         indices = indices.masked_fill((indices < 0) | (indices >= kv.shape[0]), -1)
     # Each token is a sequence of one query, whose lists have lengths of their own.
-    out, lse = attention_decode(
+    out, lse, max_logits = decode_with_max_logits(
         q[:, None],
         kv[None],
         kv[None, ..., :d_v],
-        None,
+        cache_seqlens=None,
         indices=indices,
         topk_lengths=topk_length,
         softmax_scale=sm_scale,
         return_lse=True,
     )
-    return _with_sink(out, lse, attn_sink)[:, 0], None, _of_no_key(lse)[..., 0]
+    return _with_sink(out, lse, attn_sink)[:, 0], max_logits[..., 0], _of_no_key(lse)[..., 0]
 
 
 def _with_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:

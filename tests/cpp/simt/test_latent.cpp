@@ -194,10 +194,10 @@ struct Packed : packed::Packed {
 };
 
 // Runs the case in `splits` parts, with a workspace of garbage and zeros that each run leaves.
-template <class Kernel, class Cache>
+template <class Kernel, class Cache, class Score>
 std::string run(SolvedCase& solved, int splits, simt::FiberOrder order) {
-  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore>();
-  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, IdentityScore>();
+  static KernelUnit const unit = simt::host_unit<Kernel, Score>();
+  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Score>();
   Cache cache(solved.call());
   cache.problem.num_splits = splits;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(cache.problem, {}, unit.facts)),
@@ -216,18 +216,19 @@ std::string run(SolvedCase& solved, int splits, simt::FiberOrder order) {
   return solved.verdict();
 }
 
-template <class Kernel, class Cache>
+template <class Kernel, class Cache, class Score = IdentityScore>
 void check(Case what, DType dtype, std::initializer_list<int> all_splits) {
   constexpr simt::FiberOrder kOrders[] = {simt::FiberOrder::kForward, simt::FiberOrder::kReverse};
   static int call = 0;
   what.latent_kv = true;
+  what.max_logits = Score::kKeepsMaxLogit;
   SolvedCase solved(what, dtype);
   for (int splits : all_splits) {
     ++call;
     for (int i = 0; i < 2; ++i) {
       if (is_left_out(i, call)) continue;
       simt::FiberOrder const order = kOrders[i];
-      std::string const error = run<Kernel, Cache>(solved, splits, order);
+      std::string const error = run<Kernel, Cache, Score>(solved, splits, order);
       if (error.empty()) continue;
       check::fail(__FILE__, __LINE__,
                   what.name + ", " + std::to_string(splits) + " splits: " + error);
@@ -414,6 +415,21 @@ TEST(lists) {
   Case without_tail = make("512 columns", 2, 75, 5);
   without_tail.head_dim = 512;
   check<WithoutTail, Listed>(without_tail, DType::kFloat16, {1});
+}
+
+// Merged over splits, some of which have no keys. Sinks are larger than any logit.
+TEST(largest_logits) {
+  using Largest = Score<MaxLogit>;
+  Case rises = make("a row max that few keys raise", 3, 170, 5);
+  rises.magnitude = 8;
+  check<Latent, Dense, Largest>(rises, DType::kFloat16, {1, 3});
+  check<OfManyRows, Dense, Largest>(rises, DType::kFloat16, {2});
+  check<Wgmma, Dense, Largest>(rises, DType::kFloat16, {1, 2});
+  Case lists = causal(make("lists, no key of the first queries", 6, 3, 2));
+  lists.sinks = true;
+  lists.magnitude = 0.01f;
+  check<Latent, Listed, Largest>(lists, DType::kFloat16, {1});
+  check<Latent, Paged, Largest>(make("a merge of groups", 1, 700, 4), DType::kFloat16, {21});
 }
 
 }  // namespace
