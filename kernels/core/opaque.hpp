@@ -62,9 +62,8 @@ CA_HOST_DEVICE void unpredicated_if(int condition, Body&& body) {
 #endif
 }
 
-// unpredicated_if() for bodies that ptxas would run in either case, for all their hundreds of
-// instructions: with two of them, for the softcap of products within and beyond a limit, sm90 d64
-// took three times as long. The loop ends by a number that ptxas does not know.
+// unpredicated_if() where ptxas would see through it: the loop ends by a number that it does not
+// know. It also keeps instructions before and after it apart.
 template <class Body>
 CA_HOST_DEVICE void branch_if(int condition, Body&& body) {
 #if defined(__CUDA_ARCH__)

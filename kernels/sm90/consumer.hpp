@@ -51,6 +51,8 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   static constexpr bool kWaitsLast =
       Config::kHeadDim == 96 || Score::kKeepsMaxLogit ||
       (Config::kHeadDim > 64 && (Score::kIsLine || Score::kIsCapped));
+  // Coefficients of a softcap's polynomial. Four where instructions or registers are few.
+  static constexpr int kPowers = Config::kHeadDim > 64 && !Score::kKeepsMaxLogit ? 5 : 4;
   // With one stage of Q, the next Q arrives too late to overlap tiles of rows.
   static constexpr bool kOverlapsTiles = Config::kQStages > 1;
 
@@ -177,7 +179,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     if constexpr (is_full) {
       bool ok;
       if constexpr (Config::kHasBias) add_bias(s);
-      scores(info).template with_units<false>(
+      scores(info).template with_units<false, kPowers>(
           s, key, score_rows, [&](auto const& units) { ok = softmax.softmax_weights(s, units); });
       if constexpr (!kWaitsLast) finish_pv();
       unpredicated_if(Arch::any(!ok), [&] {
@@ -225,7 +227,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     Step::qk_of_tile(q_rows, k_rows, {}, acc_s);
     auto s = as_rows(acc_s[0]);
     if constexpr (Config::kHasBias) add_bias(s);
-    scores(info).template with_units<true>(s, key, score_rows, [&](auto const& units) {
+    scores(info).template with_units<true, kPowers>(s, key, score_rows, [&](auto const& units) {
       softmax.softmax_weights_rescaled(s, as_rows(acc_o), units);
     });
   }

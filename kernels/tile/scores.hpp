@@ -65,7 +65,8 @@ struct FragmentScores {
 
   // For kernels that let the exponential apply what it can: calls weights(units) for a full key
   // block, whose scores are then in those units (tile/units.hpp). kIsAny: no units with a limit.
-  template <bool kIsAny, class S, class Weights>
+  // kPowers: coefficients of a softcap's polynomial.
+  template <bool kIsAny, int kPowers, class S, class Weights>
   CUTE_DEVICE void with_units(S&& s, int key, Lines const& lines, Weights&& weights) const {
     if constexpr (Score::kIsLine) {
       // kIsAny is for rescaling, which compares scores.
@@ -77,7 +78,7 @@ struct FragmentScores {
       }
     } else if constexpr (Score::kIsCapped) {
       score.template make_inner_positive<kRows * columns_of<decltype(s)>>(s);
-      weights(SoftcapUnits<kIsAny>{score.powers()});
+      weights(SoftcapUnits<kIsAny, kPowers>{score.template powers<kPowers>()});
     } else {
       apply(s, key, std::true_type{}, lines);
       weights(ScaledUnits{score.log2_scale()});

@@ -287,8 +287,8 @@ struct SoftmaxRows {
   // Weights of row i from its scores, and their sum.
   template <class S, class Units>
   CUTE_DEVICE void weights_of_row(S&& s, int i, Units const& units, float offset) {
-    [[maybe_unused]] float top = kKeepsLargest ? units.in_log2(i, max_of_thread(s, i)) : -kInf;
-    [[maybe_unused]] float largest_size = 0.0f;
+    [[maybe_unused]] float top = -kInf, largest_size = 0.0f;
+    if constexpr (kKeepsLargest) top = units.in_log2(i, max_of_thread(s, i));
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(s)>; ++j) {
       if constexpr (Units::kHasLimit) largest_size = fmaxf(largest_size, fabsf(s(i, j)));

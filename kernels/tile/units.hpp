@@ -48,10 +48,10 @@ struct LineUnits {
 };
 
 // kIsAny: for scores of any size, with equal bits for scores within the limit.
-template <bool kIsAny>
+template <bool kIsAny, int kCount>
 struct SoftcapUnits {
   static constexpr bool kHasLimit = !kIsAny;
-  Softcap::Powers powers;
+  Softcap::Powers<kCount> powers;
   CUTE_DEVICE float limit() const { return powers.limit; }
   CUTE_DEVICE float offset(int, float row_max) const { return -row_max; }
   CUTE_DEVICE float exponent(int, float score, float offset, float) const {

@@ -16,26 +16,35 @@ struct Softcap {
     float a, b, c;
   };
 
-  // unit * tanh(inner * s) of products s: an odd polynomial where |s| <= limit, four instructions
-  // instead of two on the special function unit and more. Its relative error is at most 1.3e-5.
-  // For a logit below 0.45 * softcap, where it is used, that is less than the rounding of its
-  // weight to fp16. Without a cap the value is unit * inner * s.
+  // unit * tanh(inner * s) of products s: an odd polynomial where |s| <= limit, instead of two
+  // instructions on the special function unit and more. kCount: its coefficients; one more of them
+  // takes one more instruction, and a larger limit. The relative error of either is at most 1.1e-5.
+  // Without a cap the value is unit * inner * s.
+  template <int kCount>
   struct Powers {
-    static constexpr float kLargestAngle = 0.45f;
-    static constexpr float kLargestProduct = 1e18f;  // with a finite square
+    static_assert(kCount == 4 || kCount == 5);
+    static constexpr float kLargestAngle = kCount == 4 ? 0.75f : 1.0f;  // of tanh
+    static constexpr float kLargestProduct = 1e18f;                     // with a finite square
     bool has_cap;
     float inner, unit, limit;
-    float of_1, of_3, of_5;  // coefficients of s, s^3, s^5
+    float coefficients[kCount];  // of s, s^3, ...
 
     CA_HOST_DEVICE Powers(bool has_cap, float inner, float unit)
         : has_cap(has_cap),
           inner(inner),
           unit(unit),
           limit(has_cap ? fminf(kLargestAngle * fast_reciprocal(fabsf(inner)), kLargestProduct)
-                        : kLargestProduct),
-          of_1(unit * inner * (has_cap ? 0.99998766f : 1.0f)),
-          of_3(has_cap ? unit * inner * (inner * inner) * -0.33222705f : 0.0f),
-          of_5(has_cap ? unit * inner * (inner * inner) * (inner * inner) * 0.11835345f : 0.0f) {}
+                        : kLargestProduct) {
+      constexpr float kOfTanh[2][5] = {
+          {0.999988973f, -0.332696706f, 0.127426967f, -0.0354527868f, 0.0f},
+          {0.999993086f, -0.332980663f, 0.130368114f, -0.0448175557f, 0.00903642457f}};
+      float power = unit * inner;
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        coefficients[i] = has_cap ? power * kOfTanh[kCount - 4][i] : i == 0 ? power : 0.0f;
+        power *= inner * inner;
+      }
+    }
 
     CA_HOST_DEVICE Product of_small(float s) const { return {s, slope(s * s), 0.0f}; }
     // A product's own size selects the formula, so that its bits do not depend on other products.
@@ -50,7 +59,10 @@ struct Softcap {
 
    private:
     CA_HOST_DEVICE float slope(float square) const {
-      return fmaf(fmaf(of_5, square, of_3), square, of_1);
+      float y = coefficients[kCount - 1];
+      CA_UNROLL
+      for (int i = kCount - 2; i >= 0; --i) y = fmaf(y, square, coefficients[i]);
+      return y;
     }
   };
 };
