@@ -46,7 +46,7 @@ BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
-COUNTS = ("blocks_per_sm", "rows", "keys", "head_dim", "splits", "num_splits")
+COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
 MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
@@ -193,6 +193,7 @@ class Row:
     cost: Cost | None = None
     simt: bool = False  # a GPU kernel compiled for the CPU
     plain_terms: tuple[str, ...] = ()  # whose scores have plain entry names
+    min_head_dim: int = 0  # of the calls that it is for; 0: any
 
     @property
     def kernel_name(self) -> str:
@@ -265,6 +266,7 @@ class Row:
                 "dtype": DTYPES[self.dtype],
                 "head_dim": str(dims.qk),
                 "head_dim_v": str(dims.v),
+                "min_head_dim": str(self.min_head_dim),
                 "tile": quote(str(self.tile or "")),
                 "cost": self._cost,
                 "tier": quote(self.tier),

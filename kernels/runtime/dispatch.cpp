@@ -55,8 +55,6 @@ constexpr Counted kCounts[] = {
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(rows_of(p)); }},
     {&CallRanges::keys, "%s keys",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.seq_k.seqlen); }},
-    {&CallRanges::head_dim, "head dim %s",
-     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.head_dim); }},
     {&CallRanges::num_splits, "num_splits=%s",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.num_splits); }},
     {&CallRanges::blocks_per_sm, "%s blocks an SM",
@@ -305,15 +303,6 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
   }
   if (variant == nullptr) status = refusal(problem, op, device, kernel);
   return variant;
-}
-
-bool avoids_head_dim(Variant const& variant, Problem const& problem) {
-  CallRanges const* const begin = variant.kernel->avoids;
-  return std::any_of(begin, begin + variant.kernel->num_avoids, [&](CallRanges const& ranges) {
-    CallRanges::Range const& range = ranges.head_dim;
-    float const count = float(problem.head_dim);
-    return !is_any(range) && range.from <= count && count < range.below;
-  });
 }
 
 KernelFacts facts_of(Variant const& variant) {

@@ -15,7 +15,7 @@ struct CallRanges {
   struct Range {
     float from = 0.0f, below = kUnlimited;
   };
-  Range blocks_per_sm = {}, rows = {}, keys = {}, head_dim = {}, splits = {}, num_splits = {};
+  Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
 };
 
 // A kernel of the manifest: its requirements of a call, and how it is launched.
@@ -52,6 +52,7 @@ struct ManifestRow {
   char const* key;
   DType dtype;
   int head_dim = 0, head_dim_v = 0;  // 0: any
+  int min_head_dim = 0;              // of Q and K in the calls that it is for
   char const* tile = "";
   TileCost cost = {};
   char const* tier;

@@ -54,6 +54,7 @@ Variant variant_of(ManifestRow const& row) {
   TileSize const size(row.tile);
   Variant variant{{},
                   &kernel,
+                  row.min_head_dim,
                   size.block_m(kernel.op),
                   size.block_n(kernel.op),
                   row.cost,

@@ -253,6 +253,13 @@ TEST(head_dims_up_to_a_limit) {
            "needs head_dim_v a multiple of 8 up to 128, got 136");
 }
 
+TEST(head_dims_from_a_limit_on) {
+  Variant variant = find("tiled/f16/d128v128/64x64x4");
+  variant.min_head_dim = 80;
+  CHECK_EQ(why_not(variant, call(kF16, 80), kGpu), "");
+  CHECK_EQ(why_not(variant, call(kF16, 72), kGpu), "needs head_dim from 80 on, got 72");
+}
+
 TEST(the_least_padding_is_preferred) {
   struct {
     int head_dim, head_dim_v;
