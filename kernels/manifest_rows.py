@@ -104,7 +104,6 @@ class Kernel:
     # Also takes smaller head dims that are multiples of this; 0: only a row's own.
     head_dim_multiple: int = 0
     automatic: bool = True
-    max_rows: int = 0  # queries times query heads of a KV head; 0: any number
     accumulate: str = "fp32"
     quantize: str = "none"
     tma: bool = False  # reads operands through TMA
@@ -128,7 +127,6 @@ class Kernel:
             "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
             "alignment": str(self.alignment),
             "automatic": str(self.automatic).lower(),
-            "max_rows": str(self.max_rows),
             "tma": str(self.tma).lower(),
             "scalar": str(self.scalar).lower(),
         }
@@ -139,6 +137,7 @@ class Kernel:
             arguments = ", ".join([self.params, *self.scores.values()])
             function = "arguments_with_pre_post_of" if self.pre_post else "arguments_of"
             tokens = ", ".join(quote(token) for token in self.scores)
+            fields["max_rows"] = f"max_rows_of<{self.params}>"
             fields["arguments"] = f"{function}<{arguments}>({{{tokens}}})"
         else:
             fields["function"] = f"&{self.code}"
