@@ -40,14 +40,14 @@ rows = [{ dtypes = ["f32"], tier = "core", simt = ["f32"] }]
 
 TUNED = """
 [smem_100.fast]
-d64 = [{ tile = "128x64x8" }]
-d256 = [{ tile = "64x32x2c2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
+d64 = ["128x64x8"]
+d256 = ["64x32x2c2", "64x32x4"]
 
 [smem_228.fast]
-d192v128 = [{ tile = "64x32x4" }]
+d192v128 = ["64x32x4"]
 
 [smem_228.fast.decode]
-d64 = [{ tile = "128x64x8" }]
+d64 = ["128x64x8"]
 """
 
 

@@ -77,7 +77,6 @@ struct ManifestRule {
   char const* kernel;
   int head_dim, head_dim_v;
   char const* tile;
-  float min_blocks_per_sm;
   bool decode;
 };
 
