@@ -249,16 +249,16 @@ CUTLASS_ATTN_API TileCheck check_tile(AddedTile const& tile);
 // have, nothing changes.
 CUTLASS_ATTN_API Status add_tile(AddedTile const& tile);
 
-// The tile of a kernel for calls with at least min_blocks_per_sm thread blocks per SM, on GPUs with
-// this shared memory per SM in KB: 100, 164 or 228. The first rule that applies is used. Rules with
-// `decode` are for calls of at most kMaxDecodeQueries queries. If a kernel has no such rule for its
-// head dims and class, the other rules apply to these calls as well.
+// A preferred tile of a kernel, on GPUs with this shared memory per SM in KB: 100, 164 or 228. The
+// first rule of a kernel is used whose tile gives the call at least kMinTilesPerSm thread blocks
+// per SM, else the last rule. Rules with `decode` are for calls of at most kMaxDecodeQueries
+// queries. If a kernel has no such rule for its head dims and class, the other rules apply to these
+// calls as well.
 struct TileRule {
   int smem_kb = 0;
   std::string kernel;
   int head_dim = 0, head_dim_v = 0;
   std::string tile;
-  float min_blocks_per_sm = 0.0f;
   bool decode = false;
 };
 

@@ -30,6 +30,7 @@ def module(facts: dict[str, Any]) -> str:
         "ACCUMULATE": tuple(facts["accumulate"]),
         "QUANTIZE": tuple(None if name == "none" else name for name in facts["quantize"]),
         "MAX_DECODE_QUERIES": limits["max_decode_queries"],
+        "MIN_TILES_PER_SM": limits["min_tiles_per_sm"],
         "SMEM_CLASSES_KB": tuple(limits["smem_classes_kb"]),
     }
     lines = (f"{name} = {value!r}\n" for name, value in values.items())
@@ -73,6 +74,8 @@ def header(facts: dict[str, Any]) -> str:
         + f"inline constexpr int32_t kMaxAttentionChunk = {limits['max_attention_chunk']};\n"
         + "// Calls with at most this many queries are decoding.\n"
         + f"inline constexpr int32_t kMaxDecodeQueries = {limits['max_decode_queries']};\n"
+        + "// Calls with fewer of a tile per SM run the next one of its list in tuned.toml.\n"
+        + f"inline constexpr float kMinTilesPerSm = {limits['min_tiles_per_sm']}f;\n"
         + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"
         + f"enum Bit : uint32_t {{\n{bits}}};\n}}  // namespace option\n\n"
         + "// Indexed by enumerator, with Python's names.\nnamespace facts {\n"

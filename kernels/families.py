@@ -136,7 +136,6 @@ class Settings:
     entry_names: str = "cutlass"
     alignment: int = 0
     automatic: bool = True
-    max_rows: int = 0
     avoids: list = field(default_factory=list)
     axes: dict[str, str | bool] = field(default_factory=DEFAULTS.copy)
 
@@ -189,7 +188,6 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         alignment=alignment,
         head_dim_multiple=_head_dim_multiple(settings, alignment),
         automatic=settings.automatic,
-        max_rows=settings.max_rows,
         accumulate=str(settings.axes["accumulate"]),
         quantize=str(settings.axes["quantize"]),
         # Latents are copied row by row.

@@ -101,7 +101,6 @@ def _tuned_entry(rule: Any) -> str:
             "head_dim": str(qk),
             "head_dim_v": str(v),
             "tile": quote(rule.tile),
-            "min_blocks_per_sm": f"{rule.min_blocks_per_sm}f",
             "decode": str(rule.decode).lower(),
         }
     )

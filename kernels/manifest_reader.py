@@ -45,6 +45,7 @@ class RowSettings:
 
     tile: str = ""
     head_dims: list = dataclasses.field(default_factory=list)
+    min_head_dim: int = 0
     dtypes: list = dataclasses.field(default_factory=lambda: ["f16", "bf16"])
     tier: str = "full"
     simt: list = dataclasses.field(default_factory=list)
@@ -189,6 +190,7 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
         Row(
             *(kernel, dtype, dims, tile, given.tier, names, cost),
             plain_terms=tuple(given.plain_terms),
+            min_head_dim=given.min_head_dim,
         )
         for dtype in given.dtypes
         for dims in head_dims

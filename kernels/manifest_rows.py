@@ -46,7 +46,7 @@ BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
-COUNTS = ("blocks_per_sm", "rows", "keys", "head_dim", "splits", "num_splits")
+COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
 MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
@@ -104,7 +104,6 @@ class Kernel:
     # Also takes smaller head dims that are multiples of this; 0: only a row's own.
     head_dim_multiple: int = 0
     automatic: bool = True
-    max_rows: int = 0  # queries times query heads of a KV head; 0: any number
     accumulate: str = "fp32"
     quantize: str = "none"
     tma: bool = False  # reads operands through TMA
@@ -128,7 +127,6 @@ class Kernel:
             "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
             "alignment": str(self.alignment),
             "automatic": str(self.automatic).lower(),
-            "max_rows": str(self.max_rows),
             "tma": str(self.tma).lower(),
             "scalar": str(self.scalar).lower(),
         }
@@ -139,6 +137,7 @@ class Kernel:
             arguments = ", ".join([self.params, *self.scores.values()])
             function = "arguments_with_pre_post_of" if self.pre_post else "arguments_of"
             tokens = ", ".join(quote(token) for token in self.scores)
+            fields["max_rows"] = f"max_rows_of<{self.params}>"
             fields["arguments"] = f"{function}<{arguments}>({{{tokens}}})"
         else:
             fields["function"] = f"&{self.code}"
@@ -193,6 +192,7 @@ class Row:
     cost: Cost | None = None
     simt: bool = False  # a GPU kernel compiled for the CPU
     plain_terms: tuple[str, ...] = ()  # whose scores have plain entry names
+    min_head_dim: int = 0  # of the calls that it is for; 0: any
 
     @property
     def kernel_name(self) -> str:
@@ -265,6 +265,7 @@ class Row:
                 "dtype": DTYPES[self.dtype],
                 "head_dim": str(dims.qk),
                 "head_dim_v": str(dims.v),
+                "min_head_dim": str(self.min_head_dim),
                 "tile": quote(str(self.tile or "")),
                 "cost": self._cost,
                 "tier": quote(self.tier),

@@ -196,19 +196,17 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "prefer_tile",
       [](int smem_kb, std::string kernel, int head_dim, int head_dim_v, std::string tile,
-         float min_blocks_per_sm, bool decode) {
-        raise_unless_ok(prefer_tile({smem_kb, std::move(kernel), head_dim, head_dim_v,
-                                     std::move(tile), min_blocks_per_sm, decode}));
+         bool decode) {
+        raise_unless_ok(prefer_tile(
+            {smem_kb, std::move(kernel), head_dim, head_dim_v, std::move(tile), decode}));
       },
-      py::kw_only(), "smem_kb"_a, "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a,
-      "min_blocks_per_sm"_a, "decode"_a);
+      py::kw_only(), "smem_kb"_a, "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a, "decode"_a);
   m.def("tile_rules", [] {
     py::list list;
     for (TileRule const& rule : tile_rules()) {
       list.append(py::dict("smem_kb"_a = rule.smem_kb, "kernel"_a = rule.kernel,
                            "head_dim"_a = rule.head_dim, "head_dim_v"_a = rule.head_dim_v,
-                           "tile"_a = rule.tile, "min_blocks_per_sm"_a = rule.min_blocks_per_sm,
-                           "decode"_a = rule.decode));
+                           "tile"_a = rule.tile, "decode"_a = rule.decode));
     }
     return list;
   });

@@ -185,6 +185,7 @@ CASES = [
         )
         for d in (32, 64, 96, 128, 192, 256, 512)
     ),
+    Case("d328", "narrower than the tiles beyond 256", head_dim=328, seqlen_q=40, causal=True),
     Case("wider_v", "V wider than K", head_dim=32, head_dim_v=72),
     Case("narrower_v", "V narrower than K", head_dim=72, head_dim_v=16),
     Case("bias", "one number for each logit", seqlen_k=70, bias="bhqk"),

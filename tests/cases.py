@@ -149,14 +149,21 @@ def takes(variant, case):
         return False
     if variant.head_dim == 0:
         return True
-    head_dim = case.head_dim or variant.head_dim
-    fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
+    fits = fits_head_dims(variant, case)
     if not fits or not variant.kernel.startswith(ALIGNED):
         return fits
     takes_elements = variant.kernel.startswith(
         ("sm80/general", "sm80/int8_qk_general", "sm80/int8_general", "sm89/int8_fp8_general")
     )
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
+
+
+def fits_head_dims(variant, case):
+    """Are the head dims of the case among those that the variant is for?"""
+    head_dim = case.head_dim or variant.head_dim
+    head_dim_v = case.head_dim_v or head_dim
+    least = 257 if variant.kernel.startswith("sm90/wide") else 1
+    return least <= head_dim <= variant.head_dim and head_dim_v <= variant.head_dim_v
 
 
 WITHOUT_SOFTCAP = ("sm90/backward_two_pass",)

@@ -9,6 +9,7 @@ import functools
 import zlib
 from dataclasses import dataclass
 
+import cases
 import numpy as np
 import reference
 from cutlass_attn import testing
@@ -155,10 +156,7 @@ def fits(variant, case, rows, quantize=None):
         return False
     if variant.kernel.startswith("sm90") and case.page and case.page % 8:
         return False  # which TMA cannot copy
-    if variant.head_dim == 0:
-        return True
-    head_dim = case.head_dim or variant.head_dim
-    return head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
+    return variant.head_dim == 0 or cases.fits_head_dims(variant, case)
 
 
 def _all_queries(seqlen, seqlens_k):

@@ -18,7 +18,7 @@ scores = ["identity"]
 rows = [
   { tile = "128x64x8", head_dims = [64], tier = "core", simt = ["f16", "bf16"] },
   { tile = "64x32x4", head_dims = [256, [192, 128]], dtypes = ["f16"], entry_names = "plain" },
-  { tile = "64x32x2c2", head_dims = [256], dtypes = ["f16"], cost = COST },
+  { tile = "64x32x2c2", head_dims = [256], min_head_dim = 200, dtypes = ["f16"], cost = COST },
   { tile = "32x32x2c4", head_dims = [512], dtypes = ["bf16"], simt = ["bf16"] },
 ]
 
@@ -40,14 +40,14 @@ rows = [{ dtypes = ["f32"], tier = "core", simt = ["f32"] }]
 
 TUNED = """
 [smem_100.fast]
-d64 = [{ tile = "128x64x8" }]
-d256 = [{ tile = "64x32x2c2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
+d64 = ["128x64x8"]
+d256 = ["64x32x2c2", "64x32x4"]
 
 [smem_228.fast]
-d192v128 = [{ tile = "64x32x4" }]
+d192v128 = ["64x32x4"]
 
 [smem_228.fast.decode]
-d64 = [{ tile = "128x64x8" }]
+d64 = ["128x64x8"]
 """
 
 
@@ -142,6 +142,8 @@ def test_tables_of_kernels_and_rows(tmp_path):
     left_out = rows["fast/f16/d192v128/64x32x4"]
     assert (left_out["compiled"], left_out["unit"]) == ("false", "nullptr")
     assert (left_out["head_dim"], left_out["head_dim_v"]) == ("192", "128")
+    assert left_out["min_head_dim"] == "0"
+    assert rows["fast/f16/d256/64x32x2c2"]["min_head_dim"] == "200"
     assert rows["cpu/f32"]["compiled"] == "true" and rows["cpu/f32"]["unit"] == "nullptr"
     assert rows["fast/f16/d256/64x32x2c2"]["cost"] == "{32, 4.5f, 1.25f}"
     assert compiled["cost"] == "{}"

@@ -8,13 +8,13 @@ from test_generate import MANIFEST, TUNED, load, table, write
 def test_rules_of_tuned_toml_keep_their_order(tmp_path):
     tuned = generate.load_tuned(load(tmp_path, MANIFEST), write(tmp_path, "tuned.toml", TUNED))
     rules = table(generate.outputs([], tuned, generate.Build()), "kTuned")
-    fields = ("smem_kb", "kernel", "head_dim", "head_dim_v", "tile", "min_blocks_per_sm", "decode")
+    fields = ("smem_kb", "kernel", "head_dim", "head_dim_v", "tile", "decode")
     assert [tuple(rule[field] for field in fields) for rule in rules] == [
-        ("100", '"fast"', "64", "64", '"128x64x8"', "0.0f", "false"),
-        ("100", '"fast"', "256", "256", '"64x32x2c2"', "1.5f", "false"),
-        ("100", '"fast"', "256", "256", '"64x32x4"', "0.0f", "false"),
-        ("228", '"fast"', "192", "128", '"64x32x4"', "0.0f", "false"),
-        ("228", '"fast"', "64", "64", '"128x64x8"', "0.0f", "true"),
+        ("100", '"fast"', "64", "64", '"128x64x8"', "false"),
+        ("100", '"fast"', "256", "256", '"64x32x2c2"', "false"),
+        ("100", '"fast"', "256", "256", '"64x32x4"', "false"),
+        ("228", '"fast"', "192", "128", '"64x32x4"', "false"),
+        ("228", '"fast"', "64", "64", '"128x64x8"', "true"),
     ]
 
 
@@ -27,9 +27,11 @@ def test_rules_of_tuned_toml_keep_their_order(tmp_path):
         ("fast.decode", "fast.prefill", r'smem_228."fast"\] prefill: head dims are like d64'),
         ("d64", "d80", r'smem_100."fast"\] d80: no row of the manifest'),
         ("128x64x8", "64x64x4", "tile is '64x64x4'; allowed: 128x64x8"),
-        (', { tile = "64x32x4" }', "", "the last tile, and no other, is without min_blocks"),
-        ("min_blocks_per_sm = 1.5", "min_tiles = 1.5", "unknown entry min_tiles"),
-        ("1.5", '"1.5"', "min_blocks_per_sm is '1.5'; allowed: a float above 0"),
+        (
+            '"64x32x2c2"',
+            '{ tile = "64x32x2c2" }',
+            r"smem_100.\"fast\"\] d256 must be a list of tiles",
+        ),
     ],
 )
 def test_a_wrong_rule_is_refused_by_place(tmp_path, old, new, message):

@@ -55,8 +55,6 @@ constexpr Counted kCounts[] = {
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(rows_of(p)); }},
     {&CallRanges::keys, "%s keys",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.seq_k.seqlen); }},
-    {&CallRanges::head_dim, "head dim %s",
-     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.head_dim); }},
     {&CallRanges::num_splits, "num_splits=%s",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.num_splits); }},
     {&CallRanges::blocks_per_sm, "%s blocks an SM",
@@ -97,9 +95,9 @@ bool is_decode(Problem const& p, Op op) {
 // A variant in the order of preference.
 struct Choice {
   Variant const* variant;
-  bool has_cost;   // whether predicted times decide between this kernel and others with a cost
-  int cost_group;  // predicted times decide between choices of one group
-  float min_blocks_per_sm;  // 0: no condition
+  bool has_cost;      // whether predicted times decide between this kernel and others with a cost
+  int cost_group;     // predicted times decide between choices of one group
+  bool needs_blocks;  // whether it is for calls of kMinTilesPerSm or more thread blocks per SM
 };
 
 // Order in which variants are tried, for a class of GPUs, for decoding or for other calls.
@@ -120,8 +118,8 @@ struct Order {
       bool const has_variant = last && last->variant->kernel == variant.kernel;
       if (has_variant && !(choice.has_cost && choice.cost_group == last->cost_group)) continue;
       if (preferred.variant && !choice.has_cost) continue;
-      if (choice.min_blocks_per_sm > 0.0f &&
-          blocks_per_sm(call.p, call.op, variant.block_m, device) < choice.min_blocks_per_sm) {
+      if (choice.needs_blocks &&
+          blocks_per_sm(call.p, call.op, variant.block_m, device) < kMinTilesPerSm) {
         continue;
       }
       if (!can_run(variant, call, device)) continue;
@@ -160,13 +158,13 @@ struct Group {
     std::vector<Choice> choices = choices_of(last, smem_kb, decode);
     if (decode && choices.empty()) choices = choices_of(last, smem_kb, false);
     int const untuned = last + int(choices.size()) + 1;
-    for (Variant const* v : variants) choices.push_back({v, has_cost(), untuned, 0.0f});
+    for (Variant const* v : variants) choices.push_back({v, has_cost(), untuned, false});
     auto const passes = [&](Choice const& choice) {
       return why_failing(smem_kb, choice.variant->info.key).empty();
     };
     auto const failing = std::stable_partition(choices.begin(), choices.end(), passes);
     for (auto choice = failing; choice != choices.end(); ++choice) {
-      *choice = {choice->variant, has_cost(), untuned + 1, 0.0f};
+      *choice = {choice->variant, has_cost(), untuned + 1, false};
     }
     order.choices.insert(order.choices.end(), choices.begin(), choices.end());
   }
@@ -174,8 +172,9 @@ struct Group {
  private:
   bool has_cost() const { return variants[0]->cost.is_known(); }
 
-  // Choices by the tile rules, in order, then all of them without conditions as a fallback. Each is
-  // a group of its own, numbered from last + 1 on, so that costs do not compare them.
+  // Tiles of the rules, in order, each for calls of enough blocks; then from the last one on, for
+  // all calls. Each is a group of its own, numbered from last + 1 on, so that costs do not compare
+  // them.
   std::vector<Choice> choices_of(int last, int smem_kb, bool decode) const {
     VariantInfo const& info = variants[0]->info;
     std::vector<Choice> choices;
@@ -186,11 +185,11 @@ struct Group {
       }
       for (Variant const* v : variants) {
         if (v->info.tile != rule.tile) continue;
-        choices.push_back({v, has_cost(), ++last, rule.min_blocks_per_sm});
+        choices.push_back({v, has_cost(), ++last, true});
       }
     }
-    for (size_t i = 0, size = choices.size(); i < size; ++i) {
-      choices.push_back({choices[i].variant, has_cost(), ++last, 0.0f});
+    for (size_t i = choices.size(); i-- > 0;) {
+      choices.push_back({choices[i].variant, has_cost(), ++last, false});
     }
     return choices;
   }
@@ -305,15 +304,6 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
   }
   if (variant == nullptr) status = refusal(problem, op, device, kernel);
   return variant;
-}
-
-bool avoids_head_dim(Variant const& variant, Problem const& problem) {
-  CallRanges const* const begin = variant.kernel->avoids;
-  return std::any_of(begin, begin + variant.kernel->num_avoids, [&](CallRanges const& ranges) {
-    CallRanges::Range const& range = ranges.head_dim;
-    float const count = float(problem.head_dim);
-    return !is_any(range) && range.from <= count && count < range.below;
-  });
 }
 
 KernelFacts facts_of(Variant const& variant) {

@@ -21,9 +21,6 @@ bool names(std::string const& kernel, Variant const& variant);
 Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
                       std::string const& kernel, Status& status);
 
-// Whether the variant's kernel leaves calls of this head dim to others (`avoids` of the manifest).
-bool avoids_head_dim(Variant const& variant, Problem const& problem);
-
 // Facts of an instance; those known in advance if it is not compiled yet.
 KernelFacts facts_of(Variant const& variant);
 

@@ -23,7 +23,7 @@ inline constexpr int64_t kMaxTmaStride = int64_t(1) << 40;
 
 // Kinds of obstacles.
 //   kKind:         the kernel is for another kind of call: device, dtype, accumulator, precision of
-//                  the operands, number of rows
+//                  the operands, larger head dims, number of rows
 //   kRequest:      the request does not fit the kernel
 //   kEnvironment:  the machine or the build lacks something that another may have
 enum class Lack { kKind, kRequest, kEnvironment };
@@ -194,6 +194,15 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   if (is_forward && info.quantize != p.quantize && lacks(Lack::kKind, [&] {
         return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
       })) {
+    return;
+  }
+  if (p.head_dim < variant.min_head_dim && lacks(
+                                               Lack::kKind,
+                                               [&] {
+                                                 return "needs head_dim from " +
+                                                        std::to_string(variant.min_head_dim) +
+                                                        " on, got " + std::to_string(p.head_dim);
+                                               })) {
     return;
   }
   if (info.head_dim != 0) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "runtime/kernel.hpp"
 #include "runtime/tile_cost.hpp"
@@ -15,8 +16,15 @@ struct CallRanges {
   struct Range {
     float from = 0.0f, below = kUnlimited;
   };
-  Range blocks_per_sm = {}, rows = {}, keys = {}, head_dim = {}, splits = {}, num_splits = {};
+  Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
 };
+
+// Most rows of a call, as in VariantInfo: Params::kMaxRows, if the kernel has such a limit.
+template <class Params, class = void>
+inline constexpr int max_rows_of = 0;
+template <class Params>
+inline constexpr int max_rows_of<Params, std::void_t<decltype(Params::kMaxRows)>> =
+    Params::kMaxRows;
 
 // A kernel of the manifest: its requirements of a call, and how it is launched.
 struct ManifestKernel {
@@ -35,11 +43,11 @@ struct ManifestKernel {
   int compute_capability[2] = {0, 0};  // first and last
   int alignment = 1;                   // of every operand address and stride, in bytes
   bool automatic = true;
-  int max_rows = 0;                    // as in VariantInfo
   bool tma = false;                    // reads operands by TMA, which allows no negative strides
   bool scalar = false;                 // a GPU kernel without tensor cores
   CallRanges avoids[kMaxAvoids] = {};  // calls left to later kernels, if one of them can run
   int num_avoids = 0;                  // number of these
+  int max_rows = 0;                    // as in VariantInfo
   KernelArguments arguments = {};      // for a GPU kernel
   // For the CPU's own kernel: computes a call that check() and why_not() accepted and that has at
   // least one query row.
@@ -52,6 +60,7 @@ struct ManifestRow {
   char const* key;
   DType dtype;
   int head_dim = 0, head_dim_v = 0;  // 0: any
+  int min_head_dim = 0;              // of Q and K in the calls that it is for
   char const* tile = "";
   TileCost cost = {};
   char const* tier;
@@ -68,7 +77,6 @@ struct ManifestRule {
   char const* kernel;
   int head_dim, head_dim_v;
   char const* tile;
-  float min_blocks_per_sm;
   bool decode;
 };
 

@@ -221,7 +221,6 @@ std::vector<PassedOver> passed_over(Problem const& problem, Op op, DeviceInfo co
   for (Variant const& variant : registry()) {
     if (chosen != nullptr && variant.kernel == chosen->kernel) break;
     if (variant.kernel->op != op || !names(kernel, variant)) continue;
-    if (avoids_head_dim(variant, problem)) continue;
     add(kernels, variant, distance_of(variant, call, device));
   }
   std::vector<PassedOver> result;

@@ -54,6 +54,7 @@ Variant variant_of(ManifestRow const& row) {
   TileSize const size(row.tile);
   Variant variant{{},
                   &kernel,
+                  row.min_head_dim,
                   size.block_m(kernel.op),
                   size.block_n(kernel.op),
                   row.cost,
@@ -97,8 +98,8 @@ struct Tables {
   Tables() {
     for (ManifestRow const& row : manifest_rows()) variants.push_back(variant_of(row));
     for (ManifestRule const& rule : manifest_rules()) {
-      rules.push_back({rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v, rule.tile,
-                       rule.min_blocks_per_sm, rule.decode});
+      rules.push_back(
+          {rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v, rule.tile, rule.decode});
     }
   }
 };

@@ -14,6 +14,7 @@ namespace cutlass_attn {
 struct Variant {
   VariantInfo info;
   ManifestKernel const* kernel;
+  int min_head_dim;        // as in ManifestRow
   int block_m, block_n;    // of its tile; 0: no choice of tile
   TileCost cost;           // predicted; dispatch takes the lowest of the variants that can run
   KernelUnit const* unit;  // null if it is not compiled, and for the CPU's own kernel

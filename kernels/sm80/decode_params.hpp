@@ -64,6 +64,9 @@ struct DecodeSplits {
 };
 
 struct DecodeParams : SplitParams<DecodeSplits> {
+  // Most rows of a KV head. The kernel reads K and V once for every 16 rows, the forward kernels
+  // once for 64.
+  static constexpr int kMaxRows = 64;
   FastDivisor by_page;  // divides by the page size; by 1 without pages
 
   // On the host.

@@ -40,7 +40,6 @@ class _TileRule(TypedDict):
     head_dim: int
     head_dim_v: int
     tile: str
-    min_blocks_per_sm: float
     decode: bool
 
 class Call:
@@ -144,7 +143,6 @@ def prefer_tile(
     head_dim: int,
     head_dim_v: int,
     tile: str,
-    min_blocks_per_sm: float,
     decode: bool,
 ) -> None: ...
 def tile_rules() -> list[_TileRule]: ...

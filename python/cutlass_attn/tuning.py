@@ -70,7 +70,7 @@ def check_writable(file: Path) -> None:
 def rules_in_force(
     device_class: str, kernel: str, head_dims: tuple[int, int], decode: bool
 ) -> list[Rule]:
-    """The rules that dispatch uses on a class of GPUs, in order; the last one has no condition.
+    """The rules that dispatch uses on a class of GPUs, in order.
 
     If the kernel has no rule, its first variant is returned as the only one.
     """
@@ -80,7 +80,7 @@ def rules_in_force(
     qk, v = head_dims
     where = device_class, kernel, f"d{qk}" if qk == v else f"d{qk}v{v}"
     known = [
-        Rule(*where, rule["tile"], round(rule["min_blocks_per_sm"], 6), decode=rule["decode"])
+        Rule(*where, rule["tile"], decode=rule["decode"])
         for rule in _C.tile_rules()
         if (rule["kernel"], rule["head_dim"], rule["head_dim_v"]) == wanted
         and rule["smem_kb"] == DEVICE_CLASSES[device_class]
@@ -88,12 +88,8 @@ def rules_in_force(
     found = [rule for rule in known if rule.decode == decode]
     if not found:  # without decode rules, the rules of all calls apply
         found = [replace(rule, decode=decode) for rule in known if not rule.decode]
-    if found and not found[-1].min_blocks_per_sm:
-        return found
-    # If no rule holds, dispatch runs the first variant.
     rows = (x for x in _C.variants() if (x["kernel"], x["head_dim"], x["head_dim_v"]) == wanted)
-    tile = found[0].tile if found else next(rows)["tile"]
-    return [*found, Rule(*where, tile, decode=decode)]
+    return found or [Rule(*where, next(rows)["tile"], decode=decode)]
 
 
 def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
@@ -130,12 +126,7 @@ def apply(tuning: Tuning, source: str) -> list[str]:
         reason = ""
         try:
             reason = _add(rule)
-            _C.prefer_tile(
-                smem_kb=rule.smem_kb,
-                min_blocks_per_sm=rule.min_blocks_per_sm,
-                decode=rule.decode,
-                **_tile_of(rule),
-            )
+            _C.prefer_tile(smem_kb=rule.smem_kb, decode=rule.decode, **_tile_of(rule))
         except ValueError as error:
             is_new = reason and reason != str(error)
             text = f"{error}; a new one: {reason}" if is_new else str(error)

@@ -166,6 +166,22 @@ def test_which_kernels_run_dense_head_dims_beyond_256(device, kernel):
         assert explanation.chosen.kernel == backward
 
 
+def test_a_kernel_of_wide_heads_is_none_for_others():
+    q = torch.empty(3, 2, 100, 256, device="meta", dtype=torch.bfloat16)
+    q = q.as_strided(q.shape, (1, 25600, 256, 1))  # nothing for sm90, which copies by TMA
+    explanation = explain(q, q, q, device="sm_90")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert "sm90" in {x.kernel for x in explanation.passed_over}
+    assert "sm90/wide" not in {x.kernel for x in explanation.passed_over}
+    named = explain(q, q, q, device="sm_90", kernel="sm90/wide")
+    assert named.chosen is None
+    (verdict,) = (x for x in named.verdicts if x.variant.key.startswith("sm90/wide/bf16/"))
+    assert verdict.reason.startswith("needs head_dim from 257 on, got 256")
+    wider = torch.empty(3, 3, 2, 100, 264, device="meta", dtype=torch.bfloat16)
+    assert explain(*wider, device="sm_90").chosen.kernel == "sm90/wide"
+
+
 # (head dim, heads, rows), and what an H200 runs, not causal and causal: the fastest there, or next
 # to it (docs/notes/hopper.md). Beyond some waves that is the tile with most rows.
 COSTS = [

@@ -217,10 +217,10 @@ std::vector<Variant> const& cutlass_attn::registry() {
 
 std::vector<TileRule> const& cutlass_attn::rules_in_force() {
   static std::vector<TileRule> const table = {
-      {100, "tiled", 96, 96, "128x64x4", 2.0f},      {100, "tiled", 96, 96, "32x64x4", 0.0f},
-      {228, "tiled", 128, 128, "64x64x4", 2.0f},     {228, "tiled", 128, 128, "32x64x4", 0.5f},
-      {228, "tiled", 128, 128, "128x64x4", 0.0f},    {228, "tiled", 96, 96, "32x64x4", 8.0f, true},
-      {228, "tiled", 96, 96, "64x64x4", 0.0f, true},
+      {100, "tiled", 96, 96, "128x64x4"},      {100, "tiled", 96, 96, "32x64x4"},
+      {100, "tiled", 96, 96, "128x64x4"},      {228, "tiled", 128, 128, "128x64x4"},
+      {228, "tiled", 128, 128, "32x64x4"},     {228, "tiled", 128, 128, "64x64x4"},
+      {228, "tiled", 96, 96, "32x64x4", true}, {228, "tiled", 96, 96, "64x64x4", true},
   };
   return table;
 }

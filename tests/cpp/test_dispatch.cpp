@@ -253,6 +253,13 @@ TEST(head_dims_up_to_a_limit) {
            "needs head_dim_v a multiple of 8 up to 128, got 136");
 }
 
+TEST(head_dims_from_a_limit_on) {
+  Variant variant = find("tiled/f16/d128v128/64x64x4");
+  variant.min_head_dim = 80;
+  CHECK_EQ(why_not(variant, call(kF16, 80), kGpu), "");
+  CHECK_EQ(why_not(variant, call(kF16, 72), kGpu), "needs head_dim from 80 on, got 72");
+}
+
 TEST(the_least_padding_is_preferred) {
   struct {
     int head_dim, head_dim_v;
@@ -270,17 +277,21 @@ TEST(tiles_follow_the_tuned_table) {
   Problem p = call(kF16, 128);
   p.num_heads_q = p.num_heads_kv = 1;
   p.batch = 10;  // as many as the GPUs here have multiprocessors
-  for (auto [seqlen_q, tile] : {std::pair(128, "64x64x4"), {64, "32x64x4"}, {16, "32x64x4"}}) {
+  for (auto [seqlen_q, tile] :
+       {std::pair(129, "128x64x4"), {128, "32x64x4"}, {33, "32x64x4"}, {32, "64x64x4"}}) {
     p.seq_q.seqlen = seqlen_q;
     CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
   }
-  p.batch = 1;
-  CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
+  p.seq_q.seqlen = 128;
+  for (auto [batch, tile] : {std::pair(15, "128x64x4"), {14, "32x64x4"}, {1, "64x64x4"}}) {
+    p.batch = batch;
+    CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
+  }
   // A few queries of heads that share K and V are one tile: one block per KV head.
   p.batch = 10;
   p.seq_q.seqlen = 1;
   p.num_heads_q = 32;
-  for (auto [heads_kv, tile] : {std::pair(32, "64x64x4"), {2, "64x64x4"}, {1, "32x64x4"}}) {
+  for (auto [heads_kv, tile] : {std::pair(32, "128x64x4"), {2, "128x64x4"}, {1, "64x64x4"}}) {
     p.num_heads_kv = heads_kv;
     CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
   }
@@ -292,6 +303,10 @@ TEST(tiles_follow_the_tuned_table) {
   p.seq_q.seqlen = 4096;
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
   CHECK_EQ(chosen(p, kGpu, "tiled/f16/d96v96/64x64x4"), "tiled/f16/d96v96/64x64x4");
+  // So is the last one.
+  p.batch = p.num_heads_q = p.num_heads_kv = 1;
+  p.seq_q.seqlen = 17;
+  CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
 }
 
 // Without decode rules, decoding follows the general rules: the test before this one.
@@ -321,9 +336,9 @@ TEST(why_another_one_is_preferred) {
   };
   p.seq_q.seqlen = 640;
   CHECK_EQ(text("tiled/f16/d128v128/32x64x4"),
-           "could run; tile 64x64x4 is preferred for 4 blocks an SM");
+           "could run; tile 128x64x4 is preferred for 2 blocks an SM");
   CHECK_EQ(text("tiled/f16/d192v128/64x64x4"),
-           "could run; tiled/f16/d128v128/64x64x4 pads the head dims less");
+           "could run; tiled/f16/d128v128/128x64x4 pads the head dims less");
   CHECK_EQ(text("slow/f16"), "could run; tiled is preferred");
 }
 

@@ -114,7 +114,7 @@ def test_a_score_that_needs_no_softcap_has_none(scale):
 
 TUNED = """
 [smem_100."sm80"]
-d64 = [{ tile = "96x64x6", min_blocks_per_sm = 0.5 }, { tile = "64x128x4" }]
+d64 = ["96x64x6", "64x128x4"]
 """
 ASK = """
 import torch, cutlass_attn

@@ -2,7 +2,7 @@
 
 import numpy
 import pytest
-from cutlass_attn import explain, jit
+from cutlass_attn import explain, jit, variants
 
 torch = pytest.importorskip("torch")
 
@@ -122,6 +122,18 @@ def test_few_queries_with_a_mask_decode():
     q, k = (numpy.empty((2, HEADS, n, 64), numpy.float16) for n in (4, SEQLEN))
     mask = numpy.empty((4, SEQLEN), bool)
     assert explain(q, k, k, mask=mask, device="sm_89").chosen.kernel == "sm80/decode"
+
+
+@pytest.mark.parametrize(("queries", "heads_kv"), [(8, 1), (16, 2), (64, 8)])
+def test_up_to_64_rows_of_a_kv_head_decode(queries, heads_kv):
+    """Queries times query heads of a KV head: what the kernel's parameters say (DecodeParams)."""
+    if reason := jit.available():
+        pytest.skip(reason)
+    assert {v.max_rows for v in variants() if v.kernel.startswith("sm80/decode")} == {64}
+    k = numpy.empty((128, heads_kv, SEQLEN, 64), numpy.float16)
+    for more, kernel in ((0, "sm80/decode"), (1, "sm80")):
+        q = numpy.empty((128, HEADS, queries + more, 64), numpy.float16)
+        assert explain(q, k, k, device="sm_89").chosen.kernel == kernel
 
 
 def test_a_bias_in_odd_places_is_left_to_the_general_kernel():

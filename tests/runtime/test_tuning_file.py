@@ -15,12 +15,12 @@ from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
 FILE = """# mine
 [smem_228."sm80"]
 d128 = [
-  { tile = "96x32x6", min_blocks_per_sm = 1.5 },
-  { tile = "64x64x4" },
+  "96x32x6",
+  "64x64x4",
 ]
 
 [smem_228."sm80".decode]
-d128 = [{ tile = "64x32x4" }]
+d128 = ["64x32x4"]
 
 [failing.smem_100]
 "sm80/f16/d64/128x64x4" = "tensor-pipe utilisation 31 %"
@@ -60,15 +60,15 @@ def test_a_file_is_read_with_its_lines_and_written_again():
     read = tuning_file.parse(FILE)
     where = ("smem_228", "sm80", "d128")
     assert read.rules == [
-        Rule(*where, "96x32x6", 1.5, 4),
-        Rule(*where, "64x64x4", 0.0, 5),
-        Rule(*where, "64x32x4", 0.0, 9, decode=True),
+        Rule(*where, "96x32x6", 4),
+        Rule(*where, "64x64x4", 5),
+        Rule(*where, "64x32x4", 9, decode=True),
     ]
     mark = Failing("smem_100", "sm80/f16/d64/128x64x4", "tensor-pipe utilisation 31 %", 12)
     assert read.failing == [mark]
     again = tuning_file.parse(read.dumps())
-    assert [(r.where, r.tile, r.min_blocks_per_sm, r.decode) for r in again.rules] == [
-        (r.where, r.tile, r.min_blocks_per_sm, r.decode) for r in read.rules
+    assert [(r.where, r.tile, r.decode) for r in again.rules] == [
+        (r.where, r.tile, r.decode) for r in read.rules
     ]
     assert again.failing[0].reason == mark.reason
 
@@ -78,18 +78,19 @@ def test_a_file_is_read_with_its_lines_and_written_again():
     [
         ("smem_228", "smem_200", r"line 2: device class is 'smem_200'; allowed: smem_100"),
         ("failing.smem_100", "failing.smem_1", r"line 11: device class is 'smem_1'; allowed"),
-        ('"96x32x6"', "96", "line 3: .*tile is 96; it must be a str"),
-        ("1.5", "1", "line 4: .*min_blocks_per_sm is 1; allowed: a float above 0"),
-        ("1.5", "0.0", "line 4: .*min_blocks_per_sm is 0.0; allowed: a float above 0"),
-        ("1.5", "-1.0", "line 4: .*min_blocks_per_sm is -1.0; allowed: a float above 0"),
-        ("1.5", "nan", "line 4: .*min_blocks_per_sm is nan; allowed: a float above 0"),
-        ("1.5", "inf", "line 4: .*min_blocks_per_sm is inf; allowed: a float above 0"),
-        (", min_blocks_per_sm = 1.5", "", "line 4: .*the last tile, and no other"),
+        ('"96x32x6"', "96", "line 3: .*d128 must be a list of tiles"),
+        # As files were before they listed tiles alone.
+        (
+            '"96x32x6"',
+            '{ tile = "96x32x6", min_blocks_per_sm = 1.5 }',
+            r'line 3: .*d128 must be a list of tiles such as \["128x64x4", "64x64x4"\]',
+        ),
+        ('["64x32x4"]', "[]", r'line 9: .*"sm80".decode\] d128 must be a list of tiles'),
         ("d128", "head128", "line 3: .*head dims are like d64"),
         ("d128", "d0128", "line 3: .*head dims are like d64"),
         ("d128", "d0", "line 3: .*head dims are like d64"),
         ("d128 = [", "d128 = ", r"not TOML: .*line \d"),
-        ('"64x32x4"', "3", r'line 9: .*"sm80".decode\] d128: tile is 3; it must be a str'),
+        ('["64x32x4"]', '"64x32x4"', r'line 9: .*"sm80".decode\] d128 must be a list of tiles'),
         (".decode]", ".prefill]", r'\[smem_228."sm80"\] prefill: head dims are like d64'),
         ('"tensor-pipe utilisation 31 %"', "31", "line 12: .*the reason must be a text"),
     ],
@@ -140,7 +141,7 @@ def test_dispatch_prefers_tiles_that_pass(tmp_path):
         ("d128", "d9999", "line 4: .*no variant is of sm80 at head dim 9999"),
         ("d128", "d80", "line 4: .*no variant is of sm80 at head dim 80"),
         ('"sm80/f16/d64/128x64x4"', '"sm80/f16"', 'line 12: key is "sm80/f16", allowed'),
-        ('"96x32x6"', "96", "line 3: .*it must be a str"),
+        ('"96x32x6"', "96", "line 3: .*must be a list of tiles"),
     ],
 )
 def test_what_dispatch_refuses_is_a_warning_with_its_line(tmp_path, old, new, message):
@@ -196,11 +197,11 @@ def test_added_tiles_have_a_source():
 COMMENTED = """# mine
 [smem_228."sm80"]  # an H100
 # found by hand
-d64 = [{ tile = "64x64x4" }]  # as good as any
-d128 = [{ tile = "128x64x4" }]
+d64 = ["64x64x4"]  # as good as any
+d128 = ["128x64x4"]
 
 [smem_228."sm80".decode]
-d64 = [{ tile = "64x128x4" }]
+d64 = ["64x128x4"]
 """
 
 

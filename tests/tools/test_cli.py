@@ -58,7 +58,8 @@ def test_check_passes(capsys, dtype):
     assert "pass" in text and "FAIL" not in text
     for variant in cutlass_attn.variants():
         can_run = variant.compiled and variant.device == "cpu" and variant.dtype == dtype
-        fits = variant.head_dim == 0 or variant.head_dim >= 64
+        is_wide = variant.kernel.startswith("sm90/wide")  # for head dims beyond 256
+        fits = variant.head_dim == 0 or (variant.head_dim >= 64 and not is_wide)
         rows = variant.max_rows or 80  # 40 queries of two heads on one
         is_usual = variant.accumulate == "fp32" and not variant.quantize and not variant.needs
         takes = fits and is_usual and rows >= 80

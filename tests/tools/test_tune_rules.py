@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cutlass_attn import _C, jit, tuning
 from cutlass_attn._build import tuned_toml as tuning_file
+from cutlass_attn._build.facts import MIN_TILES_PER_SM
 from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
 from cutlass_attn.tools.experiment.problems import Shape
 from cutlass_attn.tools.tune_rules import Task, blocks_per_sm
@@ -38,69 +39,67 @@ def task_of(shapes):
 
 
 def rules_of(*tiles):
-    """From ("128x64x4", 1.5), ..."""
-    return [Rule("smem_228", "sm80", "d128", tile, least) for tile, least in tiles]
+    return [Rule("smem_228", "sm80", "d128", tile) for tile in tiles]
 
 
 LISTS = {
-    "none": rules_of(("128x64x4", 0.0)),
-    "shipped": rules_of(("128x64x4", 1.5), ("64x64x4", 0.0)),
-    "tuned for less": rules_of(("48x64x3", 20.0), ("128x64x4", 1.5), ("64x64x4", 0.0)),
-    "tuned for the same": rules_of(("256x64x8", 15.51), ("64x64x4", 0.0)),
-    "tuned for more": rules_of(("32x64x2", 500.0), ("128x64x4", 100.0), ("64x64x4", 0.0)),
-    "not in order": rules_of(("16x64x1", 2.0), ("256x64x8", 40.0), ("64x64x4", 0.0)),
+    "none": rules_of("128x64x4"),
+    "shipped": rules_of("128x64x4", "64x64x4"),
+    "three": rules_of("256x64x8", "128x64x4", "64x64x4"),
+    "fewer rows first": rules_of("48x64x3", "128x64x4", "64x64x4"),
+    "not in order": rules_of("16x64x1", "256x64x8", "64x64x4"),
 }
 
 
+def has_enough(shape, rule):
+    """As dispatch.cpp counts, in its own precision."""
+    return np.float32(blocks_per_sm(shape, rule.rows, SMS)) >= np.float32(MIN_TILES_PER_SM)
+
+
 def tile_of(rules, shape):
-    """What dispatch.cpp takes, in its own precision."""
-    for rule in rules:
-        blocks = np.float32(blocks_per_sm(shape, rule.rows, SMS))
-        if blocks >= np.float32(rule.min_blocks_per_sm):
-            return rule.tile
-    raise AssertionError("the last rule has a condition")
+    """What dispatch.cpp takes."""
+    return next((rule.tile for rule in rules if has_enough(shape, rule)), rules[-1].tile)
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("old", LISTS.values(), ids=LISTS)
 def test_the_tile_found_runs_in_each_tuned_shape_and_other_calls_keep_theirs(old, shapes):
     task = task_of(shapes)
-    ran = {task.rule_for(old, shape).rows for shape in shapes}
+    for_larger = list(
+        itertools.takewhile(lambda rule: not any(has_enough(s, rule) for s in shapes), old)
+    )
+    assert task.rule_for(old, shapes[0]).tile == tile_of(old, shapes[0])
     for m in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256):
-        found = f"{m}x96x1"
-        new = task.rules_with(found, old)
+        (found,) = rules_of(f"{m}x96x1")
+        new = task.rules_with(found.tile, old)
         tuning_file.parse(Tuning(new).dumps())
-        assert [tile_of(new, shape) for shape in shapes] == [found] * len(shapes)
-        least = min(blocks_per_sm(shape, m, SMS) for shape in shapes)
+        assert [tile_of(new, shape) for shape in shapes] == [found.tile] * len(shapes)
+        are_smaller_known = all(has_enough(shape, found) for shape in shapes)
         for call in CALLS:
             before, after = tile_of(old, call), tile_of(new, call)
-            assert after in (before, found)
-            if blocks_per_sm(call, m, SMS) < 0.99 * least:
+            assert after in (before, found.tile)
+            is_smaller = are_smaller_known and not has_enough(call, found)
+            if is_smaller or any(has_enough(call, rule) for rule in for_larger):
                 assert after == before
-            if all(exceeds(call, shapes, rows) for rows in {int(before.split("x")[0]), *ran}):
-                assert after == before
+
+
+@pytest.mark.parametrize(
+    ("found", "shapes", "rules"),
+    [
+        ("96x32x6", "one", ("96x32x6", "64x64x4")),
+        ("48x32x3", "one", ("48x32x3", "64x64x4")),
+        ("64x64x4", "one", ("64x64x4",)),
+        ("32x64x2", "less than a block an SM", ("128x64x4", "64x64x4", "32x64x2")),
+        ("128x64x4", "less than a block an SM", ("128x64x4", "64x64x4", "128x64x4")),
+    ],
+)
+def test_where_the_tile_found_is_listed(found, shapes, rules):
+    new = task_of(SHAPES[shapes]).rules_with(found, LISTS["shipped"])
+    assert tuple(rule.tile for rule in new) == rules
 
 
 def in_force(decode):
     return tuning.rules_in_force("smem_228", "sm80", (128, 128), decode)
-
-
-def exceeds(call, shapes, m):
-    """Has a call clearly more than twice the blocks of any shape?"""
-    most = max(blocks_per_sm(shape, m, SMS) for shape in shapes)
-    return blocks_per_sm(call, m, SMS) > 2.01 * most
-
-
-def test_a_threshold_is_never_above_what_was_tuned():
-    """8192 blocks of 64 rows on 132 SMs are 62.0606 each: 62.061 would be too many."""
-    shape = Shape(8, 16, 16, 4096, 4096, 128)
-    new = task_of((shape,)).rules_with("64x48x2", LISTS["shipped"])
-    assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
-        ("128x64x4", 62.061),
-        ("64x48x2", 62.06),
-        ("128x64x4", 1.5),
-        ("64x64x4", 0.0),
-    ]
 
 
 def test_the_same_result_twice_changes_nothing():
@@ -108,7 +107,7 @@ def test_the_same_result_twice_changes_nothing():
     once = task.rules_with(found, LISTS["shipped"])
     assert task.rules_with(found, once) == once
     # Nothing is left for other calls than what was found.
-    only = rules_of(("96x32x6", 0.0))
+    only = rules_of("96x32x6")
     assert task.rules_with(found, only) == only
 
 
@@ -116,15 +115,7 @@ def test_decoding_is_tuned_apart(monkeypatch):
     """Its rules begin as those of all calls, which stay as they are."""
     decode = task_of(SHAPES["decode"][:1])
     sm80 = {"smem_kb": 228, "kernel": "sm80", "head_dim": 128, "head_dim_v": 128}
-    table = [
-        {
-            **sm80,
-            "tile": rule.tile,
-            "min_blocks_per_sm": rule.min_blocks_per_sm,
-            "decode": False,
-        }
-        for rule in LISTS["shipped"]
-    ]
+    table = [{**sm80, "tile": rule.tile, "decode": False} for rule in LISTS["shipped"]]
     monkeypatch.setattr(_C, "tile_rules", lambda: table)
     rules = in_force(decode=True)
     assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
@@ -133,7 +124,7 @@ def test_decoding_is_tuned_apart(monkeypatch):
     merged = tuning.with_rules(Tuning(list(LISTS["shipped"])), found)
     assert merged.rules == [*LISTS["shipped"], *found]
     # And from then on they are what is in force for decoding.
-    own = {**sm80, "tile": "64x96x4", "min_blocks_per_sm": 0.0, "decode": True}
+    own = {**sm80, "tile": "64x96x4", "decode": True}
     monkeypatch.setattr(_C, "tile_rules", lambda: [*table, own])
     assert [rule.tile for rule in in_force(decode=True)] == ["64x96x4"]
     assert in_force(decode=False) == LISTS["shipped"]
@@ -153,8 +144,8 @@ def test_marks_go_with_the_rules_of_their_tiles():
         Failing("smem_228", "sm80/bf16/d64/96x32x6", "slow"),  # of a rule that stays
         Failing("smem_228", "sm80/f16/d128/80x96x5", "slow"),  # of a new one
     ]
-    present = Tuning([*rules_of(("48x96x3", 0.0)), tuned], [gone, *kept])
-    assert tuning.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
+    present = Tuning([*rules_of("48x96x3"), tuned], [gone, *kept])
+    assert tuning.with_rules(present, rules_of("80x96x5")).failing == kept
 
 
 # --- The file -------------------------------------------------------------------------------------
@@ -253,7 +244,7 @@ def test_the_list_of_tiles_names_each(tmp_path):
         "from cutlass_attn import _C\n"
         "dims = dict(kernel='sm80', head_dim=512, head_dim_v=512)\n"
         "_C.add_tile(**dims, tile='32x32x2')\n"
-        "rule = dict(smem_kb=228, min_blocks_per_sm=0.0, decode=False)\n"
+        "rule = dict(smem_kb=228, decode=False)\n"
         "try: _C.prefer_tile(**dims, **rule, tile='1x1x1')\n"
         "except ValueError as error: print(error)\n"
     )

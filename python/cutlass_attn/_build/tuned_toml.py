@@ -1,21 +1,20 @@
 """The format of tuned.toml, which says which tile of a kernel runs.
 
     [smem_228."sm80"]         GPUs by the shared memory of an SM, and a kernel
-    d64 = [{ tile = "128x64x4", min_blocks_per_sm = 1.5 }, { tile = "64x64x4" }]
+    d64 = ["128x64x4", "64x64x4"]
 
     [smem_228."sm80".decode]  for calls of at most 16 queries; without it the rules above apply
-    d64 = [{ tile = "64x128x4" }]
+    d64 = ["64x128x4"]
 
     [failing.smem_228]        variants that fail a performance gate there: others are preferred
     "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
 
-kernels/runtime/tuned.toml explains the fields. This module reads it at build time, and the user's
-file at import (tuning.py), so it imports nothing of the package but `facts`.
+kernels/runtime/tuned.toml says which tile of a list runs. This module reads it at build time, and
+the user's file at import (tuning.py), so it imports nothing of the package but `facts`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -45,13 +44,12 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """The tile for calls of at least `min_blocks_per_sm` thread blocks per SM."""
+    """A tile of a list: for calls with MIN_TILES_PER_SM of it, or the last one for all others."""
 
     device_class: str
     kernel: str
     head_dims: str  # as in a key: "d64", "d192v128"
     tile: str
-    min_blocks_per_sm: float = 0.0  # 0: the last of its list, which has no condition
     line: int = 0
     decode: bool = False  # only for calls of at most MAX_DECODE_QUERIES queries
 
@@ -120,7 +118,7 @@ class Tuning:
                 del parent[last][name]
             for name, value in entries.items():
                 if now.get(name) != value:
-                    parent[last][name] = _item(value)
+                    parent[last][name] = value
             if not parent[last]:
                 del parent[last]
         return tomlkit.dumps(content)
@@ -130,30 +128,13 @@ class Tuning:
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for rule in self.rules:
             path = (rule.device_class, rule.kernel, *[DECODE] * rule.decode)
-            choice: dict[str, Any] = {"tile": rule.tile}
-            if rule.min_blocks_per_sm:
-                choice["min_blocks_per_sm"] = rule.min_blocks_per_sm
-            found.setdefault(path, {}).setdefault(rule.head_dims, []).append(choice)
+            found.setdefault(path, {}).setdefault(rule.head_dims, []).append(rule.tile)
         for mark in self.failing:
             found.setdefault((FAILING, mark.device_class), {})[mark.key] = mark.reason
         return found
 
 
 _TITLE = "# Written by `cutlass-attn tune`; docs/tuning.md has the format.\n"
-
-
-def _item(value: Any) -> Any:
-    """A TOML item: a reason, or a list of tiles on one line."""
-    import tomlkit
-
-    if isinstance(value, str):
-        return value
-    choices = tomlkit.array()
-    for choice in value:
-        entry = tomlkit.inline_table()
-        entry.update(choice)
-        choices.append(entry)
-    return choices
 
 
 def _quoted(text: str) -> str:
@@ -182,10 +163,10 @@ def parse(text: str) -> Tuning:
         for kernel, by_dims in _table(entries, f"[{name}]").items():
             by_dims = dict(_table(by_dims, f"[{_table_name(name, kernel)}]"))
             decode = by_dims.pop(DECODE, {})
-            for dims, choices in by_dims.items():
-                tuning.rules += _rules(name, kernel, dims, choices, lines)
-            for dims, choices in _table(decode, f"[{_table_name(name, kernel, True)}]").items():
-                tuning.rules += _rules(name, kernel, dims, choices, lines, decode=True)
+            for dims, tiles in by_dims.items():
+                tuning.rules += _rules(name, kernel, dims, tiles, lines)
+            for dims, tiles in _table(decode, f"[{_table_name(name, kernel, True)}]").items():
+                tuning.rules += _rules(name, kernel, dims, tiles, lines, decode=True)
     return tuning
 
 
@@ -201,35 +182,21 @@ def _table_name(device_class: str, kernel: str, decode: bool = False) -> str:
 
 
 def _rules(
-    name: str, kernel: str, dims: str, choices: Any, lines: _Lines, decode: bool = False
+    name: str, kernel: str, dims: str, tiles: Any, lines: _Lines, decode: bool = False
 ) -> list[Rule]:
     table = _table_name(name, kernel, decode)
     header, where = table.replace('"', ""), f"[{table}] {dims}"
     start = lines.find(header, dims)
     if not re.fullmatch(r"d[1-9]\d{0,3}(v[1-9]\d{0,3})?", dims):
         raise TuningError(f'{_at(start)}{where}: head dims are like d64 or d192v128, got "{dims}"')
-    if type(choices) is not list or not choices or any(type(c) is not dict for c in choices):
-        raise TuningError(f'{_at(start)}{where} must be a list of {{ tile = "..." }}')
-    rules = []
-    for position, choice in enumerate(choices, start=1):
-        choice = dict(choice)
-        tile = choice.pop("tile", None)
-        at = _at(line := lines.find(header, f'"{tile}"', start))
-        if type(tile) is not str:
-            raise TuningError(f"{at}{where}: tile is {tile!r}; it must be a str")
-        least = choice.pop("min_blocks_per_sm", None)
-        if least is not None and not (type(least) is float and 0.0 < least < math.inf):
-            raise TuningError(
-                f"{at}{where}: min_blocks_per_sm is {least!r}; allowed: a float above 0, like 1.5"
-            )
-        if choice:
-            raise TuningError(f"{at}{where}: unknown entry {', '.join(sorted(choice))}")
-        if (least is None) != (position == len(choices)):
-            raise TuningError(
-                f"{at}{where}: the last tile, and no other, is without min_blocks_per_sm"
-            )
-        rules.append(Rule(name, kernel, dims, tile, least or 0.0, line, decode))
-    return rules
+    if type(tiles) is not list or not tiles or any(type(tile) is not str for tile in tiles):
+        raise TuningError(
+            f'{_at(start)}{where} must be a list of tiles such as ["128x64x4", "64x64x4"]'
+        )
+    return [
+        Rule(name, kernel, dims, tile, lines.find(header, f'"{tile}"', start), decode)
+        for tile in tiles
+    ]
 
 
 def _table(entry: Any, where: str) -> dict[str, Any]:

@@ -210,12 +210,12 @@ def run(
     Returns its rows and its error.
     """
     where = task.device_class, task.kernel, task.dims
-    rules = [Rule(*where, name, float(least)) for least, name in enumerate(names)]
+    rules = [Rule(*where, name) for name in names]
     module = {"check": ["cutlass_attn", "check", "--json", "-"]}.get(
         command, ["cutlass_attn.tools.trial"]
     )
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(Tuning(rules[::-1]).dumps())
+        file.write(Tuning(rules).dumps())
         file.flush()
         env = {**os.environ, tuning.VARIABLE: file.name}
         program = [sys.executable, "-m", *module, "--device", task.device, "--dtype", task.dtype]
