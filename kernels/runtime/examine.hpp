@@ -53,7 +53,8 @@ void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visi
 
 // Query rows that share K and V.
 inline int64_t rows_of(Problem const& p) {
-  return int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
+  int64_t const queries = p.kv.indices ? 1 : p.seq_q.seqlen;  // each has its own list of keys
+  return queries * (p.num_heads_q / std::max(p.num_heads_kv, 1));
 }
 
 // Properties of a call that variants look at, computed once for all of them.

@@ -106,6 +106,9 @@ def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
         ("sm_89", 1, 16, "sm80/latent"),
         ("sm_89", 500, 128, "sm80/latent_64"),
         ("sm_90", 500, 128, "sm90/latent"),
+        # a tile has the heads of one query
+        ("sm_89", 500, 16, "sm80/latent"),
+        ("sm_90", 500, 16, "sm80/latent"),
     ],
 )
 @pytest.mark.parametrize("wanted", [False, True])
