@@ -585,7 +585,7 @@ class Worker {
 
 Fiber::Fiber(int id_, char* stack)
     : id(id_),
-      context(stack, Stacks::kBytes, &Worker::fiber_main,
+      context(stack, Stacks::bytes(id_), &Worker::fiber_main,
               ("GPU thread " + std::to_string(id_)).c_str()) {}
 
 }  // namespace
