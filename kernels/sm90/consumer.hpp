@@ -141,8 +141,8 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, a lagging row
     // max is too small. The step for partial tiles finds the row max first.
     if constexpr (Score::kHasAlibi) {
-      int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
-                                           info.tile.query(info.tile.row_begin));
+      int const rising =
+          score.rising_from(info.tile.seq.lens(params.forward.problem), info.tile.query(0));
       tiles.end_full(rising);
     }
     tiles.advance();
@@ -181,12 +181,12 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
       if constexpr (Config::kHasBias) add_bias(s);
       scores(info).template with_units<false, kPowers>(
           s, key, score_rows, [&](auto const& units) { ok = softmax.softmax_weights(s, units); });
-      if constexpr (!kWaitsLast) finish_pv();
-      unpredicated_if(Arch::any(!ok), [&] {
-        if constexpr (kWaitsLast) Arch::template wgmma_wait<0>(o_registers(), p);
-        rescale(info, key);
-      });
-      if constexpr (kWaitsLast) finish_pv();
+      int repeats = Arch::any(!ok);
+      // A branch that waits for the sums of weights. Its body does nothing that matters. The wait
+      // for P V is in no branch, as all threads of a warpgroup have to run the same one.
+      if constexpr (kWaitsLast) branch_if(repeats, [&] { repeats = 2; });
+      finish_pv();
+      unpredicated_if(repeats, [&] { rescale(info, key); });
       release_k();
     } else {
       apply_score(info, s, key, is_full);

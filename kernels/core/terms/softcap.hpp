@@ -18,13 +18,13 @@ struct Softcap {
 
   // unit * tanh(inner * s) of products s: an odd polynomial where |s| <= limit, instead of two
   // instructions on the special function unit and more. kCount: its coefficients; one more of them
-  // takes one more instruction, and a larger limit. The relative error of either is at most 1.1e-5.
+  // takes one more instruction, and a larger limit. The relative error of either is at most 3e-6.
   // Without a cap the value is unit * inner * s.
   template <int kCount>
   struct Powers {
     static_assert(kCount == 4 || kCount == 5);
-    static constexpr float kLargestAngle = kCount == 4 ? 0.75f : 1.0f;  // of tanh
-    static constexpr float kLargestProduct = 1e18f;                     // with a finite square
+    static constexpr float kLargestAngle = kCount == 4 ? 0.625f : 0.9f;  // of tanh
+    static constexpr float kLargestProduct = 1e18f;                      // with a finite square
     bool has_cap;
     float inner, unit, limit;
     float coefficients[kCount];  // of s, s^3, ...
@@ -36,8 +36,8 @@ struct Softcap {
           limit(has_cap ? fminf(kLargestAngle * fast_reciprocal(fabsf(inner)), kLargestProduct)
                         : kLargestProduct) {
       constexpr float kOfTanh[2][5] = {
-          {0.999988973f, -0.332696706f, 0.127426967f, -0.0354527868f, 0.0f},
-          {0.999993086f, -0.332980663f, 0.130368114f, -0.0448175557f, 0.00903642457f}};
+          {0.999997079f, -0.333092302f, 0.130154595f, -0.0400295146f, 0.0f},
+          {0.999997199f, -0.333156347f, 0.131513f, -0.047156889f, 0.0105086789f}};
       float power = unit * inner;
       CA_UNROLL
       for (int i = 0; i < kCount; ++i) {
