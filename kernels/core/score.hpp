@@ -184,19 +184,24 @@ struct Score {
     // warp's, need none. ALiBi leaves no registers for two codes: d128 would have 72 bytes of local
     // memory.
     if constexpr (Arch::kHasWgmma && !kHas<Alibi>) {
-      Softcap::Powers<4> const powers(cap > 0.0f, inner, cap > 0.0f ? unit : 1.0f);
-      float largest = 0.0f;
-      CA_UNROLL
-      for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
-      int const are_small = !Arch::any(!(largest <= powers.limit));
-      auto const set = [&](int i, Softcap::Product const& y) { x(i) = y.a * y.b + y.c; };
-      unpredicated_if(are_small, [&] {
+      unpredicated_if(!(cap > 0.0f), [&] {
         CA_UNROLL
-        for (int i = 0; i < kCount; ++i) set(i, powers.of_small(x(i)));
+        for (int i = 0; i < kCount; ++i) x(i) *= inner;
       });
-      unpredicated_if(!are_small, [&] {
+      unpredicated_if(cap > 0.0f, [&] {
+        Softcap::Powers<4> const powers(true, inner, unit);
+        float largest = 0.0f;
         CA_UNROLL
-        for (int i = 0; i < kCount; ++i) set(i, powers.of_any(x(i)));
+        for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
+        int const are_small = !Arch::any(!(largest <= powers.limit));
+        unpredicated_if(are_small, [&] {
+          CA_UNROLL
+          for (int i = 0; i < kCount; ++i) x(i) = powers.small(x(i));
+        });
+        unpredicated_if(!are_small, [&] {
+          CA_UNROLL
+          for (int i = 0; i < kCount; ++i) x(i) = powers.any(x(i));
+        });
       });
     } else {
       CA_UNROLL

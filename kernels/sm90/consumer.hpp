@@ -44,13 +44,10 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   // first with Q K^T of the second. Limited by the stages of V.
   static constexpr int kMaxSkipped = 1;
   // Whether the exponentials of a full tile come before the wait for P V in any case. A wait in the
-  // same block of code ptxas moves ahead of most of them. Last takes, on an H200: with softcap 0.86
-  // to 0.96 of the time from D = 128 on, and 1.01 at 64; with ALiBi 0.94 to 0.98 at 128, 1.00 at 64
-  // and 256; with the largest logit 0.94 at 64, 1.00 at 128; plain 0.93 to 0.98 at 96, but 1.13 to
-  // 1.27 at 64 and 128.
-  static constexpr bool kWaitsLast =
-      Config::kHeadDim == 96 || Score::kKeepsMaxLogit ||
-      (Config::kHeadDim > 64 && (Score::kIsLine || Score::kIsCapped));
+  // same block of code ptxas moves ahead of most of them. On an H200 that takes, causal: with ALiBi
+  // 0.93 of the time at D = 128, 1.00 at 64 and 256; with the largest logit 1.05 at 64; plain 1.13
+  // to 1.27 at 64 and 128.
+  static constexpr bool kWaitsLast = Config::kHeadDim > 64 && (Score::kIsLine || Score::kIsCapped);
   // Coefficients of a softcap's polynomial. Four where instructions or registers are few.
   static constexpr int kPowers = Config::kHeadDim > 64 && !Score::kKeepsMaxLogit ? 5 : 4;
   // With one stage of Q, the next Q arrives too late to overlap tiles of rows.

@@ -108,6 +108,26 @@ def test_numpy_equals_torch():
     )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["alibi", "softcap", "alibi softcap", "chunk", "alibi chunk"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@cases.needs_gpu
+def test_terms_over_several_tiles_of_rows(head_dim, terms, causal):
+    """The other cases have one or two tiles of rows, where a mistake may not matter."""
+    generator = torch.Generator().manual_seed(head_dim)
+    q, k, v = (
+        torch.randn(1, heads, rows, head_dim, generator=generator).to("cuda", torch.bfloat16)
+        for heads, rows in ((4, 700), (2, 900), (2, 900))
+    )
+    options = {
+        "alibi": {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.004], device="cuda")},
+        "softcap": {"softcap": 2.0},  # logits are on either side of it
+        "chunk": {"attention_chunk": 300},
+    }
+    given = {name: value for term in terms.split() for name, value in options[term].items()}
+    attention(q, k, v, causal=causal, **given, verify=True)
+
+
 # --- Dropout --------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,13 @@ struct Softcap {
       return {a, b, a == s ? 0.0f : c};
     }
 
+    // The values, rounded.
+    CA_HOST_DEVICE float small(float s) const { return s * slope(s * s); }
+    CA_HOST_DEVICE float any(float s) const {
+      float const tanh = fast_tanh(s * inner) * unit;
+      return fabsf(s) <= limit ? small(s) : tanh;
+    }
+
    private:
     CA_HOST_DEVICE float slope(float square) const {
       float y = coefficients[kCount - 1];
