@@ -24,8 +24,6 @@ struct GeneralScore {
   static constexpr bool kIsLine = false, kIsCapped = false;
   template <int kRows>
   using Rows = NoRows;
-  template <int kRows>
-  using Lines = NoRows;
   Problem const& p;
   SeqLens seqlens;
   Score<Softcap> capped;

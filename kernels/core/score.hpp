@@ -108,16 +108,7 @@ struct Score {
     return Alibi::rows<kRows>(p, place);
   }
 
-  // Rows, with more for a score that is a line.
-  template <int kRows>
-  using Lines = std::conditional_t<kIsLine, Alibi::Lines<kRows>, Rows<kRows>>;
-  template <int kRows, class Place>
-  CA_HOST_DEVICE Lines<kRows> lines(Place const& place) const {
-    if constexpr (kIsLine) return Alibi::lines<kRows>(p, place);
-    if constexpr (!kIsLine && kHasAlibi) return rows<kRows>(place);
-    return {};
-  }
-
+  // read: Rows, or Alibi::KeyBlock<true>.
   template <int kRows, class Read, class Place>
   CA_HOST_DEVICE Alibi::Line<kRows> line(Read const& read, Place const& place) const {
     return Alibi::line<kRows>(read, inner, place);

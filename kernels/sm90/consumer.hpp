@@ -58,7 +58,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
   float const log2_scale;
   bool accumulates = false;  // whether O already holds a product
   Softmax softmax;
-  typename Scores::Lines score_rows;
+  typename Scores::Rows score_rows;
   typename Step::S acc_s[1];  // of a key tile
   typename Step::O acc_o;
   typename Step::P p;
@@ -233,7 +233,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     auto const& first = Config::start_of(info, group);
     int const key = Tiles::first_key(first);
     if constexpr (!Config::kHasBias) release_k();
-    score_rows = scores(info).lines();
+    score_rows = scores(info).rows();
     auto s = as_rows(acc_s[0]);
     if (!Score::kIsLong && Tiles::is_full_at(first, key)) {
       apply_score(info, s, key, std::true_type{});

@@ -53,34 +53,24 @@ struct FragmentScores {
     }
   }
 
-  // As rows(), with what with_units() needs.
-  using Lines = typename Score::template Lines<kRows>;
-  CUTE_DEVICE Lines lines() const {
-    if constexpr (std::is_same_v<Lines, NoRows>) {
-      return {};
-    } else {
-      return score.template lines<kRows>(logits_at(0));
-    }
-  }
-
   // For kernels that let the exponential apply what it can: calls weights(units) for a full key
   // block, whose scores are then in those units (tile/units.hpp). kIsAny: no units with a limit.
   // kPowers: coefficients of a softcap's polynomial.
   template <bool kIsAny, int kPowers, class S, class Weights>
-  CUTE_DEVICE void with_units(S&& s, int key, Lines const& lines, Weights&& weights) const {
+  CUTE_DEVICE void with_units(S&& s, int key, Rows const& rows, Weights&& weights) const {
     if constexpr (Score::kIsLine) {
       // kIsAny is for rescaling, which compares scores.
       if constexpr (kIsAny || Score::kKeepsMaxLogit) {
-        weights(line_units(s, key, lines));
+        weights(line_units(s, key, rows));
       } else {
-        Alibi::Line<kRows> const line = score.template line<kRows>(lines, logits_at(key));
+        Alibi::Line<kRows> const line = score.template line<kRows>(rows, logits_at(key));
         weights(LineUnits<kRows, true>{score.inner, line});
       }
     } else if constexpr (Score::kIsCapped) {
       score.template make_inner_positive<kRows * columns_of<decltype(s)>>(s);
       weights(SoftcapUnits<kIsAny, kPowers>{score.template powers<kPowers>()});
     } else {
-      apply(s, key, std::true_type{}, lines);
+      apply(s, key, std::true_type{}, rows);
       weights(ScaledUnits{score.log2_scale()});
     }
   }

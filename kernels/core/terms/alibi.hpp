@@ -15,34 +15,23 @@ struct Alibi {
   // Per-row state. A caller with enough registers loads it once for all key blocks.
   template <int kRows>
   struct Rows {
-    float slope[kRows];  // in units of log2
+    float slope[kRows];       // in units of log2
+    int32_t distance[kRows];  // of key 0 from the diagonal, for line()
   };
   template <int kRows, class Place>
   CA_HOST_DEVICE static Rows<kRows> rows(Problem const& p, Place const& place) {
-    Rows<kRows> rows;
-    CA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      rows.slope[i] = slope(p, place, i);
-    }
-    return rows;
-  }
-
-  // As Rows, for kernels that keep the distances, too.
-  template <int kRows>
-  struct Lines : Rows<kRows> {
-    int32_t distance[kRows];  // of key 0 from the diagonal
-  };
-  template <int kRows, class Place>
-  CA_HOST_DEVICE static Lines<kRows> lines(Problem const& p, Place const& place) {
     SeqLens const lens = place.lens();
     int64_t const any = int64_t(lens.k) - lens.q + p.mask.diagonal_shift;
     int32_t const diagonal = int32_t(any < -kMaxSeqlen  ? -kMaxSeqlen
                                      : any > kMaxSeqlen ? kMaxSeqlen
                                                         : any);
-    Lines<kRows> lines = {rows<kRows>(p, place), {}};
+    Rows<kRows> rows;
     CA_UNROLL
-    for (int i = 0; i < kRows; ++i) lines.distance[i] = -place.query(i) - diagonal;
-    return lines;
+    for (int i = 0; i < kRows; ++i) {
+      rows.slope[i] = slope(p, place, i);
+      rows.distance[i] = -place.query(i) - diagonal;
+    }
+    return rows;
   }
 
   // Per-tile state, for kernels that keep it in shared memory. Rows of one head have one slope, and
@@ -90,14 +79,14 @@ struct Alibi {
   };
   // factor: of a product in its logit, in units of log2
   template <int kRows, class Place>
-  CA_HOST_DEVICE static Line<kRows> line(Lines<kRows> const& lines, float factor,
+  CA_HOST_DEVICE static Line<kRows> line(Rows<kRows> const& rows, float factor,
                                          Place const& place) {
     Line<kRows> line;
     float const of_product = fast_reciprocal(factor);
     CA_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      line.shift[i] = lines.slope[i] * float(place.key(0) + lines.distance[i]);
-      line.slope[i] = lines.slope[i] * of_product;
+      line.shift[i] = rows.slope[i] * float(place.key(0) + rows.distance[i]);
+      line.slope[i] = rows.slope[i] * of_product;
     }
     return line;
   }
