@@ -74,6 +74,7 @@ AXES: dict[str, dict[str | bool, Value]] = {
     "bias": {
         False: Value(),
         True: Value("bias", "with::Bias", "Bias", needs=("bias",), terms=("bias",)),
+        "any": Value("any_bias", "with::AnyBias", "Bias", needs=("bias",), terms=("bias",)),
         "pairs": Value("bias", needs=("bias",), terms=("pairbias",)),
     },
     "mask": {
@@ -240,7 +241,7 @@ def _pairs(settings: Settings) -> tuple[str, ...]:
     """Options read in pairs: a bias that TMA does not copy, and a mask without a map."""
     read_in_pairs = {
         "bias": settings.axes["bias"] == "pairs"
-        or (settings.axes["bias"] and settings.namespace != "sm90"),
+        or (settings.axes["bias"] is True and settings.namespace != "sm90"),
         "mask": settings.axes["mask"] == "pairs",
     }
     return tuple(option for option, is_read in read_in_pairs.items() if is_read)

@@ -117,6 +117,7 @@ def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:
     if shared_rows and all("rows" in own for own in kernels):
         raise ManifestError(f"{where}: rows is given, and every kernel has its own")
     rows: list[Row] = []
+    kernels = [kernel for own in kernels for kernel in _of_each_value(own)]
     for number, own in enumerate(kernels, start=1):
         here = f"{where} kernel {number}"
         own_rows = _tables(own, "rows", here)
@@ -133,6 +134,15 @@ def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:
             _check_names(entry, list(ROW_ENTRIES), f"{where} {kernel.name} row {index}")
             rows += _rows(kernel, entry, f"{where} {kernel.name} row {index}")
     return rows
+
+
+def _of_each_value(own: dict[str, Any]) -> list[dict[str, Any]]:
+    """One kernel for each value of the axes that have a list."""
+    found = [own]
+    for axis in AXIS_ENTRIES:
+        if type(own.get(axis)) is list:
+            found = [kernel | {axis: value} for kernel in found for value in own[axis]]
+    return found
 
 
 def _of_rows(table: dict[str, Any]) -> dict[str, Any]:

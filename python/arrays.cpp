@@ -67,6 +67,8 @@ py::object Library::contiguous(PyObject* x) const {
   return module_.attr("contiguous")(py::handle(x));
 }
 
+py::object Library::copy(PyObject* x) const { return module_.attr("copy")(py::handle(x)); }
+
 py::object Library::zeros(View const& x, Shape const& shape) const {
   return module_.attr("zeros")(py::handle(x.object), tuple_of(shape));
 }

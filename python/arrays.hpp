@@ -113,6 +113,7 @@ class Library {
   virtual pybind11::object empty_like(PyObject* x) const;
   pybind11::object zeros_like(PyObject* x) const;
   pybind11::object contiguous(PyObject* x) const;
+  pybind11::object copy(PyObject* x) const;  // contiguous
 
   // zeros(): like empty(), filled with zeros. filled(), scratch(): arrays with the dtype of this
   // name on the device of `x`, filled with `value`, or uninitialised.

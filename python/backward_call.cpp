@@ -25,15 +25,16 @@ void require_shape(char const* name, View const& x, Shape const& shape) {
 
 // Reads an operand with the dtype and device of q. A null address is replaced by kNoMemory, because
 // null means that a gradient is not wanted.
-Operand read_rows(Call const& call, char const* name, PyObject* object, bool memory,
-                  Shape const& shape) {
+Operand read_rows(Call& call, char const* name, PyObject* object, bool memory, Shape const& shape,
+                  bool is_input) {
   View const x = call.read_option(name, object, memory);
   require_shape(name, x, shape);
   if (!(x.dtype == call.q.dtype)) {
     refuse_dtype(name, x, std::string(name_of(call.problem.q.dtype)) + " like q");
   }
-  Operand rows = operand(name, x, call.bshd, call.problem.q.dtype);
-  rows.data = const_cast<void*>(address<void>(x));
+  DType const dtype = call.problem.q.dtype;
+  Operand rows = is_input ? call.input(name, x, dtype, memory) : operand(name, x, call.bshd, dtype);
+  if (rows.data == nullptr) rows.data = kNoMemory;
   return rows;
 }
 
@@ -60,9 +61,9 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
   Problem& p = call.problem;
   if (given.deterministic) grad.deterministic = boolean("deterministic", given.deterministic);
   if (has_value(given.grad_out)) {
-    grad.o = read_rows(call, "grad_out", given.grad_out, memory, call.out_shape());
+    grad.o = read_rows(call, "grad_out", given.grad_out, memory, call.out_shape(), true);
   }
-  if (has_value(given.out)) p.o = read_rows(call, "out", given.out, memory, call.out_shape());
+  if (has_value(given.out)) p.o = read_rows(call, "out", given.out, memory, call.out_shape(), true);
   if (has_value(given.softmax_lse)) {
     p.softmax_lse = const_cast<float*>(read_lse(call, "softmax_lse", given.softmax_lse, memory));
   }
@@ -83,7 +84,7 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
   for (auto const& [name, object, gradient, shape] : wanted) {
     if (!has_value(object)) continue;
     write_to(name, call.library->read(object, memory));
-    grad.*gradient = read_rows(call, name, object, memory, shape);
+    grad.*gradient = read_rows(call, name, object, memory, shape, false);
   }
   if (has_value(given.grad_bias)) {
     View const x = call.read_option("grad_bias", given.grad_bias, memory);
@@ -239,6 +240,7 @@ py::object unless_lazy(Arguments const& given, Run&& run) {
 py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kBackward, "backward", args, count, names);
   Call call(given);
+  call.copies_unaligned = true;
   if (!has_value(given.wanted)) {
     call.read_arrays(given, true);
     run("backward", call, given);
@@ -254,6 +256,7 @@ py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kVarlenBackward, "backward_varlen", args, count, names);
   Call call(given);
+  call.copies_unaligned = true;
   if (!has_value(given.wanted)) {
     read_varlen(call, given, true);
     run("backward_varlen", call, given);
@@ -310,6 +313,7 @@ void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
 py::object explain_backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kBackward, "explain", args, count, names);
   Call call(given);
+  call.explain_copies(given);
   call.read_arrays(given, true);
   Gradients grad;
   read_gradients(call, given, true, grad);

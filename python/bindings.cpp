@@ -41,6 +41,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   }
   Recording const recording = dispatched ? Recording::kNone : call.recording(given);
   if (recording == Recording::kCall) return recorder.call(given);
+  call.copies_unaligned = true;
   try {
     call.read_arrays(given, true);
   } catch (NoMemory const&) {
@@ -59,6 +60,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 // Reads and checks a call without running it. Its tensors need no memory.
 Call read_call(Arguments const& given, bool memory) {
   Call call(given);
+  call.explain_copies(given);
   call.read_arrays(given, memory);
   if (has_value(given.out)) call.read_out(given.out, memory);
   call.assume_memory(given);
@@ -123,16 +125,17 @@ void define_calls(py::module_& m) {
       .def_readonly("kernel", &PassedOver::kernel)
       .def_readonly("reason", &PassedOver::reason)
       .def_readonly("count", &PassedOver::count);
-  py::class_<Explanation>(m, "Explanation", "Verdicts on a call, and kernels passed over.")
-      .def_readonly("verdicts", &Explanation::verdicts)
+  py::class_<CallExplanation>(m, "Explanation", "Verdicts on a call, and kernels passed over.")
+      .def_readonly("verdicts", &CallExplanation::verdicts)
+      .def_readonly("copied", &CallExplanation::copied)
       .def_property_readonly("chosen",
-                             [](Explanation const& x) -> Verdict const* {
+                             [](CallExplanation const& x) -> Verdict const* {
                                for (Verdict const& verdict : x.verdicts) {
                                  if (verdict.chosen) return &verdict;
                                }
                                return nullptr;
                              })
-      .def_readonly("passed_over", &Explanation::passed_over);
+      .def_readonly("passed_over", &CallExplanation::passed_over);
 }
 
 py::list variant_list() {

@@ -280,6 +280,44 @@ DType Call::read_q(char const* name, PyObject* x, bool memory) {
   raise(PyExc_TypeError, std::string(name) + " must be " + allowed + ", got " + dtype_text(q));
 }
 
+namespace {
+
+bool is_aligned(View const& x) {
+  constexpr int64_t kElements = 8;  // of 16 bytes
+  if (reinterpret_cast<uint64_t>(x.data) % 16 != 0) return false;
+  for (int d = 0; d + 1 < x.ndim; ++d) {
+    if (x.shape[d] > 1 && x.strides[d] % kElements != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Operand Call::input(char const* name, View const& x, DType dtype, bool memory) {
+  Operand const given = operand(name, x, bshd, dtype);
+  bool const may_be_copied =
+      is_assumed_on_gpu || (copies_unaligned && x.device.type == dlpack::kCuda);
+  // Kernels of tensor cores have 16-bit elements, and head dims of whole vectors.
+  bool const may_help = may_be_copied && x.dtype.bits == 16 && x.shape[x.ndim - 1] % 8 == 0 &&
+                        kernel == "auto" && !kept;
+  if (!may_help || is_aligned(x)) return given;
+  copied.push_back(name);
+  if (!is_assumed_on_gpu) {
+    held.push_back(library->copy(x.object));
+    return operand(name, library->read(held.back().ptr(), memory), bshd, dtype);
+  }
+  View copy = x;
+  copy.data = nullptr;
+  for (int64_t d = x.ndim, size = 1; d-- > 0; size *= x.shape[d]) copy.strides[d] = size;
+  return operand(name, copy, bshd, dtype);
+}
+
+void Call::explain_copies(Arguments const& given) {
+  is_assumed_on_gpu = has_value(given.device)
+                          ? py::handle(given.device).attr("kind").cast<int>() == int(Device::kCuda)
+                          : library->read(given.q, false).device.type == dlpack::kCuda;
+}
+
 void Call::read_arrays(Arguments const& given, bool memory) {
   DType const dtype = read_q("q", given.q, memory);
   View const k = library->read(given.k, memory), v = library->read(given.v, memory);
@@ -294,9 +332,9 @@ void Call::read_arrays(Arguments const& given, bool memory) {
   p.seq_k.seqlen = size("the key length", k.shape[row]);
   p.head_dim = size("the head dim of q and k", q.shape[3]);
   p.head_dim_v = size("the head dim of v", v.shape[3]);
-  p.q = operand("q", q, bshd, dtype);
-  p.k = operand("k", k, bshd, dtype);
-  p.v = operand("v", v, bshd, dtype);
+  p.q = input("q", q, dtype, memory);
+  p.k = input("k", k, dtype, memory);
+  p.v = input("v", v, dtype, memory);
   if (kept) kept->require_same(p, memory);
   set_scalars(given);
   p.logits.bias_dtype = dtype;

@@ -107,6 +107,10 @@ struct Recorder {
 };
 enum class Recording { kNone, kResults, kCall };
 
+struct CallExplanation : Explanation {
+  std::vector<std::string> copied;  // names of inputs of which a call makes copies
+};
+
 struct Call {
   Library const* library = nullptr;
   Arrays arrays;  // all arrays that are given
@@ -122,6 +126,11 @@ struct Call {
 
   // Memory allocated for the call, other than its results.
   std::vector<pybind11::object> held;
+
+  // Whether input() copies; whether instead it only returns strides as if it had, to explain a call
+  // on a GPU; and the names of the inputs of which either is true.
+  bool copies_unaligned = false, is_assumed_on_gpu = false;
+  std::vector<std::string> copied;
 
   // Arguments that the call writes, borrowed.
   std::vector<PyObject*> written;
@@ -145,6 +154,11 @@ struct Call {
 
   // Reads an array that must be on the device of q.
   View read_option(char const* name, PyObject* x, bool memory) const;
+
+  // An input, as kernels read it. Those of tensor cores read 16 bytes at a time, so an input on a
+  // GPU whose address or strides are not multiples of 16 bytes is copied first.
+  Operand input(char const* name, View const& x, DType dtype, bool memory);
+  void explain_copies(Arguments const& given);  // sets is_assumed_on_gpu
 
   // Reads dtype and device of q, or of the array in its place in other functions.
   DType read_q(char const* name, PyObject* x, bool memory);

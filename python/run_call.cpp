@@ -113,7 +113,8 @@ py::object Call::explained(Op op, Arguments const& given) const {
   } else {
     where = device_info(this->device(), q.device.index);
   }
-  Explanation explanation;
+  CallExplanation explanation;
+  explanation.copied = copied;
   raise_unless_ok(explain(problem, op, where, kernel, explanation));
   if (kept && kept->workspace.bytes > 0) {
     for (Verdict& verdict : explanation.verdicts) verdict.workspace_bytes = 0;

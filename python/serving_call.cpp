@@ -45,11 +45,12 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
   set_dims(call, dtype, call.q.shape[1], k, v);
   p.seq_q.seqlen = p.seq_q.total = size("the number of rows of q", call.q.shape[0]);
   p.seq_q.cu_seqlens = address<int32_t>(cu_q);
-  p.q = operand("q", call.q, true, dtype);
-  p.k = operand("k", k, true, kv_dtype);
-  p.v = operand("v", v, true, kv_dtype);
-  bool const has_cu_k = has_value(given.cu_seqlens_k);
-  bool const is_listed = has_value(given.indices), has_used = has_value(given.seqused_k);
+  p.q = call.input("q", call.q, dtype, memory);
+  bool const is_listed = has_value(given.indices);
+  bool const may_copy = !is_paged && !is_listed;  // not a cache
+  p.k = may_copy ? call.input("k", k, kv_dtype, memory) : operand("k", k, true, kv_dtype);
+  p.v = may_copy ? call.input("v", v, kv_dtype, memory) : operand("v", v, true, kv_dtype);
+  bool const has_cu_k = has_value(given.cu_seqlens_k), has_used = has_value(given.seqused_k);
   if (is_listed) {
     p.seq_q.cu_seqlens = nullptr;
     read_packed_lists(call, given, k, memory);
@@ -114,7 +115,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   p.batch = size("the batch", call.q.shape[0]);
   set_dims(call, dtype, call.q.shape[2], k, v);
   p.seq_q.seqlen = size("the number of queries", call.q.shape[1]);
-  p.q = operand("q", call.q, true, dtype);
+  p.q = call.input("q", call.q, dtype, memory);
   if (has_tokens) {
     p.k = p.v = token_operand("k_cache", k, kv_dtype);
     p.head_dim = format_of(kv_dtype).columns;

@@ -44,10 +44,12 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     rare_on_hopper |= {"sm90/latent", "sm90/latent_ds_mla", "sm90/wide"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
-    others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
+    others = {"wmma", "wmma/8x32x16", "sm80/mask"}
     others |= {"sm80/wide", "sm80/wide_64"}
-    others |= {f"sm80/{name}_dropout" for name in ("bias", "mask", "bias_mask", "varlen")}
-    names = ("", "bias_", "mask_", "bias_mask_", "varlen_")
+    of_bias = ("bias", "bias_mask", "any_bias", "any_bias_mask")
+    others |= {f"sm80/{name}" for name in of_bias}
+    others |= {f"sm80/{name}_dropout" for name in (*of_bias, "mask", "varlen")}
+    names = ("", *(f"{name}_" for name in of_bias), "mask_", "varlen_")
     max_logit = {f"sm80/{name}max_logit" for name in names}
     max_logit |= {f"sm90/{name}max_logit" for name in names if "bias" not in name}
     asked_for = limited | packed | rare_on_hopper | max_logit
@@ -75,13 +77,11 @@ def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
     other would be without a source, were its tile in a tuning file."""
     rows = generate.load()
     space = generate.load_space(rows)
-    assert list(space) == list(
-        dict.fromkeys(
-            row.kernel_name
-            for row in rows
-            if "sm80::Forward" in row.kernel.code
-            and not (row.simt or row.kernel.needs or row.kernel.avoids)
-        )
-    )
+    assert set(space) == {
+        row.kernel_name
+        for row in rows
+        if "sm80::Forward" in row.kernel.code
+        and not (row.simt or row.kernel.needs or row.kernel.avoids)
+    }
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]
     assert "with::Accumulators<float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]

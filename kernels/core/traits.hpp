@@ -25,9 +25,10 @@ namespace with {
 struct Option {
   static constexpr bool kIsOption = true;
 };
-struct PackedRows : Option {};  // or batch entries of different lengths
-struct Pages : Option {};       // K and V are in pages
-struct Bias : Option {};
+struct PackedRows : Option {};    // or batch entries of different lengths
+struct Pages : Option {};         // K and V are in pages
+struct Bias : Option {};          // of q's dtype; the kernel's header says how it lies in memory
+struct AnyBias : Option {};       // or of float32, with any strides
 struct BiasGrad : Option {};      // the gradient of a bias
 struct Mask : Option {};          // a bool mask, read by its map (core/mask_map.hpp)
 struct Dropout : Option {};       // with a score that has none of its own
@@ -95,7 +96,9 @@ struct Traits : Shape {
   static constexpr bool kIsDense = !kIsPaged && !has<with::PackedRows>;
   using SeqInfo = std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>;
 
-  static constexpr bool kHasBias = has<with::Bias>, kHasBiasGrad = has<with::BiasGrad>;
+  static constexpr bool kHasAnyBias = has<with::AnyBias>;
+  static constexpr bool kHasBias = has<with::Bias> || kHasAnyBias;
+  static constexpr bool kHasBiasGrad = has<with::BiasGrad>;
   static constexpr bool kHasMask = has<with::Mask>;
   static constexpr bool kDrops = has<with::Dropout>;
   static constexpr bool kIsGeneral = has<with::GeneralScore>;

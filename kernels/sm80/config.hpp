@@ -25,7 +25,8 @@ namespace cutlass_attn::sm80 {
 template <class Traits, class ElementK_ = typename Traits::ElementK>
 struct Config {
   static constexpr bool kDrops = Traits::kDrops;
-  static constexpr bool kHasBias = Traits::kHasBias, kHasMask = Traits::kHasMask;
+  static constexpr bool kHasBias = Traits::kHasBias, kHasAnyBias = Traits::kHasAnyBias;
+  static constexpr bool kHasMask = Traits::kHasMask;
   static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
   using Coord = BasicTileCoord<typename Traits::SeqInfo>;
   using Element = typename Traits::Element;
@@ -95,7 +96,9 @@ struct Config {
   // long as no |V| exceeds 1023. (A bound below 8 is impossible: 8 weights of a thread may be 1.)
   static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, cutlass::half_t> ? 16 : 4096;
 
-  static constexpr int kMinBlocksPerSm = kFacts.min_blocks_per_sm();
+  // A bias that is read an entry at a time takes the registers of a third block.
+  static constexpr int kMinBlocksPerSm =
+      kHasAnyBias && kFacts.is_small() ? 2 : kFacts.min_blocks_per_sm();
   template <class Score>
   static constexpr int min_blocks_per_sm() {
     return kMinBlocksPerSm;
@@ -117,7 +120,7 @@ struct Config {
   };
   struct NoPages {};
   struct Bias {
-    uint16_t const* bias[kBlockM];  // per row, address of key 0
+    char const* bias[kBlockM];  // per row, address of key 0
   };
   struct NoBias {};
   // Mask map of the tile of rows.
@@ -176,7 +179,7 @@ struct Config {
   // Bytes from one stage of K, or of V, to the next; and from the first stage of K to that of V.
   static constexpr int kKStride = TileK::kBytes, kVStride = TileV::kBytes;
   static constexpr int kVOffset = kStages * TileK::kBytes;
-  static_assert(!(kHasBias || kHasMask) || (kIsDense && !kIsSplit));
+  static_assert(!(kHasBias || kHasMask) || kIsDense);
   static_assert(!kIsFp8 || !kIsSplit);
   static_assert(!std::is_same_v<ElementK_, int8_t>, "this needs sm80/quantized/forward.hpp");
   static_assert(!kIsSplit ||

@@ -62,9 +62,9 @@ struct ScheduleOf {
 template <class Element, class Shape, class... Options>
 struct Forward {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
-  static_assert(Traits::template are_among<typename Traits::Accumulators, with::PackedRows,
-                                           with::Pages, with::StoredAs<E4M3>, with::Bias,
-                                           with::Mask, with::Dropout, with::KeySplits>);
+  static_assert(Traits::template are_among<
+                typename Traits::Accumulators, with::PackedRows, with::Pages, with::StoredAs<E4M3>,
+                with::Bias, with::AnyBias, with::Mask, with::Dropout, with::KeySplits>);
   using Config = sm80::Config<Traits>;
   using Kv = typename Config::Kv;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
@@ -212,9 +212,10 @@ struct Forward {
     if (thread >= kBlockM) return;
     PerLogit const& bias = p.logits.bias;
     int const row = thread < tile.rows ? thread : tile.rows - 1;
-    shared.block.bias[thread] =
-        static_cast<uint16_t const*>(bias.data) + tile.seq.batch * bias.batch_stride +
-        tile.head(row) * bias.head_stride + tile.query(row) * bias.row_stride;
+    int64_t const at = tile.seq.batch * bias.batch_stride + tile.head(row) * bias.head_stride +
+                       tile.query(row) * bias.row_stride;
+    bool const is_float = Config::kHasAnyBias && p.logits.bias_dtype == DType::kFloat32;
+    shared.block.bias[thread] = static_cast<char const*>(bias.data) + at * (is_float ? 4 : 2);
   }
 
   // Whether all operands can be copied 16 bytes at a time.

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/score.hpp"
+#include "sm80/bias.hpp"
 #include "sm80/kv_copy.hpp"
 #include "tile/dropout.hpp"
 #include "tile/products_fp8.hpp"
@@ -30,12 +31,7 @@ struct Operands {
   using RangeTiles = RangeTilesAhead<kN, kIsReversed>;
   using Tiles = std::conditional_t<kHasMask, MapTilesAhead<kN>, RangeTiles>;
 
-  // Bias of a key block: for each row of a thread, pairs of two neighbouring keys.
-  struct BiasPairs {
-    uint32_t pairs[Config::kRows][(Step::kKeyBlock + 7) / 8];
-  };
-  struct NoBias {};
-  using Bias = std::conditional_t<kHasBias, BiasPairs, NoBias>;
+  using Bias = typename BiasOf<Config, Step::kKeyBlock>::Type;
 
   Shared& shared;
   TileRange const& range;  // key tiles, in keys; not set with a mask
@@ -205,16 +201,8 @@ struct Operands {
   CUTE_DEVICE Bias read_bias(int key, IsFull is_full) const {
     Bias bias;
     if constexpr (kHasBias) {
-      int const first = key + scores.place.column(0), end = scores.p.seq_k.seqlen;
-      CUTE_UNROLL
-      for (int i = 0; i < Config::kRows; ++i) {
-        uint16_t const* const row = shared.block.bias[scores.place.row(i)];
-        CUTE_UNROLL
-        for (int j = 0; j < Step::kKeyBlock / 8; ++j) {
-          int const at = is_full || first + j * 8 < end ? first + j * 8 : 0;
-          bias.pairs[i][j] = *reinterpret_cast<uint32_t const*>(row + at);
-        }
-      }
+      int const end = is_full ? INT32_MAX : scores.p.seq_k.seqlen;
+      bias.read(scores.p.logits, shared.block.bias, scores.place, key, end);
     }
     return bias;
   }
@@ -222,13 +210,12 @@ struct Operands {
   template <class S>
   CUTE_DEVICE void add_bias(S&& s, Bias const& bias) const {
     if constexpr (kHasBias) {
+      bool const is_float = Bias::is_float(scores.p.logits);
       CUTE_UNROLL
       for (int i = 0; i < Config::kRows; ++i) {
         CUTE_UNROLL
         for (int n = 0; n < columns_of<decltype(s)>; ++n) {
-          auto const bits = uint16_t(bias.pairs[i][n / 2] >> n % 2 * 16);
-          s(i, n) =
-              scores.score.with_bias(s(i, n), element_to_float<typename Config::Element>(bits));
+          s(i, n) = scores.score.with_bias(s(i, n), bias.entry(i, n, is_float));
         }
       }
     }

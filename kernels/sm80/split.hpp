@@ -62,6 +62,7 @@ struct SplitSchedule {
       : in(in), out(out) {}
 
   CUTE_DEVICE void run() {
+    in.copy_bits(0);
     in.copy.copy_k(in.first_key(), 0);
     if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
     Arch::template cp_async_wait_group<1>();
@@ -80,18 +81,23 @@ struct SplitSchedule {
     Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K full; P and V empty (in the first tile Q, in V's place)
     in.copy.copy_v(key, 0);
+    int const own_key = opaque(key + warp_n * kKeyBlock);
+    auto const bias = in.read_bias(own_key, is_full);
     Scores acc_s;
     qk(acc_s);
-    int const own_key = opaque(key + warp_n * kKeyBlock);
+    in.add_bias(as_rows(acc_s), bias);
     in.apply(as_rows(acc_s), own_key, is_full);
+    in.apply_bits(as_rows(acc_s), warp_n, 0, is_full);
     Scores weights = acc_s;
     bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
     write_p(weights, own_key);
     if (Arch::any(!ok) && lane == 0) in.shared.large_at[warp_m][warp_n] = key;
     Arch::template cp_async_wait_group<0>();
     Arch::sync();  // P and V full; K empty
-    if (is_large(key)) rescale(acc_s, own_key);
+    if (Arch::uniform(is_large(key))) rescale(acc_s, own_key);
     out.softmax.add_sums();
+    in.look_ahead();
+    in.copy_next_bits(0);
     in.copy.copy_k(in.tiles.next_key(), 0);
     pv();
   }
@@ -140,6 +146,7 @@ struct SplitSchedule {
       }
     }
     typename Operands<Config, Score, Arch>::Drawn drawn;
+    in.draw(key, 0, drawn);
     in.drop(key, warp_n * kKeyBlock % 32, drawn, p);
     int const first = opaque(p_first);
     CUTE_UNROLL

@@ -26,7 +26,7 @@ struct MakeMaskMap {
   static constexpr int kLoads = kBlockN / kKeys;
   static constexpr int kLanes = kLoads > 4 ? 8 : 4;  // lanes that share a row
   static constexpr int kRows = 32 / kLanes;          // rows of a warp per load
-  static constexpr int kBatch = 8;                   // loads issued together
+  static constexpr int kBatch = kBlockM / kRows < 8 ? kBlockM / kRows : 8;  // loads issued together
   static constexpr int kTileWords = kBlockM * MaskMap::kLanes;
   static constexpr int kSmemBytes = MaskMap::smem_bytes(kBlockM);
   // Word of a row that sees every key, for the columns of one lane of a quad.

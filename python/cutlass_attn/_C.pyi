@@ -78,6 +78,7 @@ class Explanation:
     verdicts: list[Verdict]
     chosen: Verdict | None
     passed_over: list[PassedOver]
+    copied: list[str]
 
 class PrequantizedKV:
     """K and V rounded to 8 bits, by `prequantize`: the `quantize` of calls."""

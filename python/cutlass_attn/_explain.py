@@ -118,6 +118,7 @@ def explain(
         None if errors is None or max_error is None else beyond(call.facts(), errors),
         tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
         mod_name,
+        tuple(found.copied),
     )
     chosen = None if found.chosen is None else _chosen(found.chosen, is_kept)
     return explanation._with_verdicts(chosen, lambda: _verdicts(found, is_kept))

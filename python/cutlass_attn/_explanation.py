@@ -58,6 +58,8 @@ class Explanation:
     passed_over: tuple[PassedOver, ...] = ()
     # The name of the compiled score_mod, if the call has one that no other option expresses.
     score_mod: str | None = None
+    # Inputs of which a call on a GPU makes aligned copies: docs/attention.md.
+    copied: tuple[str, ...] = ()
     _chosen: Verdict | None = field(default=None, init=False)
     _read_verdicts: Callable[[], tuple[Verdict, ...]] = field(
         default=tuple, init=False, compare=False
@@ -127,6 +129,7 @@ class Explanation:
         for kernel in self.passed_over:
             by_reason.setdefault(kernel.reason, []).append(kernel.kernel)
         reasons = list(by_reason.items())
+        lines += self._copies()
         lines += [f"   {', '.join(names)}: {reason}" for reason, names in reasons[:MOST_REASONS]]
         if more := sum(len(names) for _, names in reasons[MOST_REASONS:]):
             lines.append(f"   and {more} more kernels; table() has all variants")
@@ -137,7 +140,7 @@ class Explanation:
     def table(self) -> str:
         """A line for each variant, in order of preference, with all reasons why it does not run."""
         width = max(len(verdict.variant.key) for verdict in self.verdicts)
-        lines = [self._first_line()]
+        lines = [self._first_line(), *self._copies()]
         for verdict in self.verdicts:
             mark, text = ("->", _what_runs(verdict)) if verdict.chosen else ("  ", verdict.reason)
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
@@ -146,6 +149,13 @@ class Explanation:
         if self.quantize is not None:
             lines.append(self._error())
         return "\n".join(lines)
+
+    def _copies(self) -> list[str]:
+        if not self.copied:
+            return []
+        names = " and ".join(filter(None, (", ".join(self.copied[:-1]), self.copied[-1])))
+        be = "is" if len(self.copied) == 1 else "are"
+        return [f"   {names} {be} copied first: address or strides not multiples of 16 bytes"]
 
     def _first_line(self) -> str:
         return f"{self.call} on {self.device}"

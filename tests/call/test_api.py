@@ -292,22 +292,73 @@ def test_explain_takes_tensors_without_memory():
     assert cutlass_attn.explain(q, k, v, device="cpu").chosen.key == "cpu/f16"
 
 
+def odd_rows(dtype):
+    """q, k and v of 64 columns whose rows begin at odd elements."""
+    return (torch.zeros(2, 4, 33, 65, dtype=getattr(torch, dtype))[..., 1:] for _ in "qkv")
+
+
 def test_explain_says_what_alignment_lacks():
-    q, k, v = qkv()
-    odd = torch.zeros(2, 4, 33, 65, dtype=q.dtype)[..., 1:]
-    verdicts = {x.variant.kernel: x for x in cutlass_attn.explain(odd, k, v, device="sm_89")}
-    assert "q's address is not a multiple of 16 bytes" in verdicts["sm80"].reason
-    assert "q's row stride of 65 elements" in verdicts["sm80"].reason
+    q, k, v = odd_rows("float16")
+    found = cutlass_attn.explain(q, k, v, device="sm_89", kernel="sm80/general")
+    assert found.chosen.kernel == "sm80/general" and not found.copied
+    options = {"out": torch.zeros(2, 4, 33, 65, dtype=q.dtype)[..., 1:]}
+    verdicts = {
+        x.variant.kernel: x for x in cutlass_attn.explain(q, k, v, device="sm_89", **options)
+    }
+    assert "out's address is not a multiple of 16 bytes" in verdicts["sm80"].reason
+    assert "out's row stride of 65 elements" in verdicts["sm80"].reason
     assert "multiple" not in verdicts["sm80/general"].reason
 
 
-def test_unaligned_calls_stay_on_tensor_cores():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gpu_copies_unaligned_inputs_and_runs_its_fast_kernels(dtype):
     if not cutlass_attn.build_info().cuda:
         pytest.skip("a build without GPU kernels")
-    for dtype in ("float16", "bfloat16"):
-        q, k, v = (torch.zeros(2, 4, 33, 65, dtype=getattr(torch, dtype))[..., 1:] for _ in "qkv")
-        explanation = cutlass_attn.explain(q, k, v, device="sm_89")
-        assert explanation.chosen.kernel == "sm80/general" and explanation.chosen.head_dim == 64
+    aligned = torch.zeros(2, 4, 33, 64, dtype=getattr(torch, dtype))
+    q, k, v = odd_rows(dtype)
+    for device in ("sm_80", "sm_89", "sm_90"):
+        for grad in (False, True):
+            found = cutlass_attn.explain(q, k, v, device=device, grad=grad)
+            fast = cutlass_attn.explain(aligned, aligned, aligned, device=device, grad=grad)
+            assert found.chosen.key == fast.chosen.key and not fast.copied
+            assert found.copied == ("q", "k", "v")
+            assert "q, k and v are copied first" in str(found)
+            assert "q, k and v are copied first" in found.table()
+    one = cutlass_attn.explain(aligned, aligned, v, device="sm_89")
+    assert one.copied == ("v",) and "v is copied first" in str(one)
+
+
+def test_what_no_copy_helps_is_not_copied():
+    q, k, v = odd_rows("float16")
+    assert not cutlass_attn.explain(q, k, v, device="cpu").copied
+    odd = [x[..., :63] for x in (q, k, v)]
+    assert not cutlass_attn.explain(*odd, device="sm_89").copied
+    floats = odd_rows("float32")
+    assert not cutlass_attn.explain(*floats, device="sm_89").copied
+
+
+@cases.needs_gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_results_and_gradients_of_unaligned_inputs(layout):
+    def run(shift, grad):
+        made = torch.Generator("cuda").manual_seed(7)
+        given = []
+        for _ in "qkv":
+            dense = torch.randn(2, 70, 4, 64, generator=made, device="cuda", dtype=torch.float16)
+            x = torch.full((2, 70, 4, 64 + shift), float("nan"), device="cuda", dtype=dense.dtype)
+            x[..., shift:] = dense
+            x = x[..., shift:] if layout == "bshd" else x[..., shift:].transpose(1, 2)
+            given.append(x.detach().requires_grad_(grad))
+        out = cutlass_attn.attention(*given, causal=True, layout=layout)
+        if not grad:
+            return [out]
+        weights = torch.ones(2, 70, 4, 64 + shift, device="cuda", dtype=out.dtype)[..., shift:]
+        weights = weights if layout == "bshd" else weights.transpose(1, 2)
+        return [out, *torch.autograd.grad(out, given, weights)]
+
+    for grad in (False, True):
+        for odd, aligned in zip(run(1, grad), run(0, grad), strict=True):
+            assert torch.equal(odd, aligned)
 
 
 def test_explain_about_a_missing_device():

@@ -122,7 +122,7 @@ COMPOSED += pairwise(
 
 COMPOSED += pairwise(
     {
-        "kernel": ("sm80", "sm80/bias", "sm80/mask", "sm80/bias_mask"),
+        "kernel": ("sm80", "sm80/bias", "sm80/mask", "sm80/bias_mask", "sm80/any_bias"),
         "tail": ("f16/d64", "bf16/d128", "f16/d256"),
         "softcap": (False, True),
         "alibi": (False, True),

@@ -29,11 +29,18 @@ FORWARD = [
         "bias_chunk",
     ),
     ({"bias": "float16", "mask": "bool", "dropout_p": 0.1}, "sm80/bias_mask_dropout", "bias_mask"),
-    # What they do not take:
-    ({"bias": "float32"}, "sm80/general", "general"),
-    ({"bias": "float16", "sk": 2047}, "sm80/general", "general"),
-    ({"bias": "float32", "dropout_p": 0.1}, "sm80/general", "general"),
-    ({"mask": "bool", "head_dim": 512}, "sm80/general", "general"),
+    ({"bias": "float32"}, "sm80/any_bias", "bias"),
+    (
+        {"bias": "float32", "softcap": 9.0, "mask": "bool"},
+        "sm80/any_bias_mask",
+        "softcap_bias_mask",
+    ),
+    ({"bias": "float16", "sk": 2047}, "sm80/any_bias", "bias"),
+    ({"bias": "float32", "dropout_p": 0.1}, "sm80/any_bias_dropout", "bias"),
+    ({"mask": "bool", "head_dim": 512}, "sm80/mask", "mask"),
+    ({"bias": "float16", "head_dim": 512}, "sm80/bias", "bias"),
+    ({"bias": "float32", "mask": "bool", "head_dim": 512}, "sm80/any_bias_mask", "bias_mask"),
+    ({"dropout_p": 0.1, "head_dim": 512}, "sm80/dropout", "identity"),
 ]
 
 BACKWARD = [
@@ -136,13 +143,13 @@ def test_up_to_64_rows_of_a_kv_head_decode(queries, heads_kv):
         assert explain(q, k, k, device="sm_89").chosen.kernel == kernel
 
 
-def test_a_bias_in_odd_places_is_left_to_the_general_kernel():
+def test_a_bias_in_odd_places_is_read_an_entry_at_a_time():
     if reason := jit.available():
         pytest.skip(reason)
     (q, k, v), options = call_of(bias="float16")
     options["bias"] = numpy.empty((SEQLEN, SEQLEN + 1), numpy.float16)[:, 1:]
     found = explain(q, k, v, device="sm_89", **options)
-    assert found.chosen.kernel == "sm80/general"
+    assert found.chosen.kernel == "sm80/any_bias"
     (reason,) = {x.reason for x in found.verdicts if x.variant.key == "sm80/bias/f16/d64/64x64x4"}
     assert "bias's query stride is 2049 elements, allowed: multiples of 2" in reason
 

@@ -38,6 +38,12 @@ empty_like_contiguous = partial(torch.empty_like, memory_format=torch.contiguous
 zeros_like = torch.zeros_like
 contiguous = torch.Tensor.contiguous
 
+
+def copy(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and unknown to autograd."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
 broadcast_to = torch.broadcast_to
 
 # C++ reads tensors through this table; torch before 2.10 lacks it, and attributes are read instead.

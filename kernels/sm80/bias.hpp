@@ -1,0 +1,91 @@
+// The bias of a key block, which a thread reads before Q K^T and adds afterwards. For each of its
+// rows it has the entries of its keys, as they are in memory.
+//
+//   PairedBias   of q's dtype, with contiguous keys: one load reads the entries of two keys
+//   AnyBias      of q's dtype or float32, with any strides: one load reads one entry
+#pragma once
+
+#include <cstdint>
+#include <cute/config.hpp>
+#include <type_traits>
+
+#include "core/math.hpp"
+#include "core/opaque.hpp"
+#include "core/problem.hpp"
+#include "tile/fragment.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, int kKeyBlock>
+struct PairedBias {
+  uint32_t pairs[Config::kRows][(kKeyBlock + 7) / 8];
+
+  CUTE_DEVICE static constexpr bool is_float(Logits const&) { return false; }
+  // rows: address of key 0 of each row of the block. Keys from `end` on get the entries of key 0.
+  template <class Place>
+  CUTE_DEVICE void read(Logits const&, char const* const* rows, Place const& place, int key,
+                        int end) {
+    int const first = key + place.column(0);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      auto const* const row = reinterpret_cast<uint16_t const*>(rows[place.row(i)]);
+      CUTE_UNROLL
+      for (int j = 0; j < kKeyBlock / 8; ++j) {
+        int const at = first + j * 8 < end ? first + j * 8 : 0;
+        pairs[i][j] = *reinterpret_cast<uint32_t const*>(row + at);
+      }
+    }
+  }
+  CUTE_DEVICE float entry(int i, int n, bool) const {
+    return element_to_float<typename Config::Element>(uint16_t(pairs[i][n / 2] >> n % 2 * 16));
+  }
+};
+
+template <class Config, int kKeyBlock>
+struct AnyBias {
+  static constexpr int kKeys = kKeyBlock / 4;  // of a thread
+  uint32_t entries[Config::kRows][kKeys];
+
+  CUTE_DEVICE static bool is_float(Logits const& logits) {
+    return logits.bias_dtype == DType::kFloat32;
+  }
+  template <class Place>
+  CUTE_DEVICE void read(Logits const& logits, char const* const* rows, Place const& place, int key,
+                        int end) {
+    unpredicated_if(is_float(logits),
+                    [&] { read_as<uint32_t>(logits.bias.key_stride, rows, place, key, end); });
+    unpredicated_if(!is_float(logits),
+                    [&] { read_as<uint16_t>(logits.bias.key_stride, rows, place, key, end); });
+  }
+  CUTE_DEVICE float entry(int i, int n, bool is_float) const {
+    uint32_t const bits = entries[i][n];
+    return is_float ? bits_float(bits) : element_to_float<typename Config::Element>(uint16_t(bits));
+  }
+
+ private:
+  template <class Entry, class Place>
+  CUTE_DEVICE void read_as(int64_t stride, char const* const* rows, Place const& place, int key,
+                           int end) {
+    int const first = key + place.column(0);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      auto const* const row = reinterpret_cast<Entry const*>(rows[place.row(i)]);
+      CUTE_UNROLL
+      for (int n = 0; n < kKeys; ++n) {
+        int const at = first + n / 2 * 8 + n % 2;
+        entries[i][n] = row[(at < end ? at : 0) * stride];
+      }
+    }
+  }
+};
+
+struct NoBias {};
+
+template <class Config, int kKeyBlock>
+struct BiasOf {
+  using OfBias = std::conditional_t<Config::kHasAnyBias, AnyBias<Config, kKeyBlock>,
+                                    PairedBias<Config, kKeyBlock>>;
+  using Type = std::conditional_t<Config::kHasBias, OfBias, NoBias>;
+};
+
+}  // namespace cutlass_attn::sm80
