@@ -79,6 +79,7 @@ std::vector<Case> few_dropout_cases(int head_dim);
 std::vector<Case> few_dropout_term_cases(int head_dim);  // with softcap and ALiBi
 std::vector<Case> few_bias_cases(
     int head_dim);  // of 16 bits, with entries of two keys side by side
+std::vector<Case> few_any_bias_cases(int head_dim);  // of float32, of odd lengths, strided
 std::vector<Case> few_mask_cases(int head_dim);  // tiles in which all, some, or no keys are seen
 std::vector<Case> few_bias_mask_cases(int head_dim);
 std::vector<Case> few_max_logit_cases(int head_dim);

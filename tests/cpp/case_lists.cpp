@@ -286,6 +286,19 @@ std::vector<Case> few_bias_cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> few_any_bias_cases(int head_dim) {
+  std::vector<Case> list = few_bias_cases(head_dim);
+  list[0].name = "float32 " + list[0].name;
+  list[0].bias_is_fp32 = true;
+  list[1].name += ", an odd number of keys";
+  list[1].seqlen_k = 331;
+  list[2].name = "float32 " + list[2].name + ", strided";
+  list[2].bias_is_fp32 = true;
+  list[3].name += ", strided";
+  list[2].layout = list[3].layout = Case().layout;
+  return list;
+}
+
 std::vector<Case> few_mask_cases(int head_dim) {
   Case shared{"mask of all heads and entries, rows without keys, ragged", 200, 333};
   shared.mask = "qk";

@@ -43,12 +43,17 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Mask = Kernel<64, 64, with::Mask>;
   using BiasMask = Kernel<64, 128, with::Bias, with::Mask>;
   using TiledBias = Kernel<128, 128, with::Bias>;
+  using AnyBias = Kernel<64, 64, with::AnyBias>;
+  using TiledAnyBias = Kernel<128, 128, with::AnyBias>;
   using TiledMask = Kernel<128, 128, with::Mask>;
   using Dropout = Kernel<64, 128, with::Dropout>;
   using TiledDropout = Kernel<128, 128, with::Dropout>;
   using Pipelined = Kernel<64, 64>;
   using Tiled = Kernel<128, 128>;
-  using Split = sm80::Forward<Half, TileShape<512, 512, 32, 32, 2, 4>>;
+  using SplitShape = TileShape<512, 512, 32, 32, 2, 4>;
+  using Split = sm80::Forward<Half, SplitShape>;
+  using SplitBiasMask = sm80::Forward<Half, SplitShape, with::AnyBias, with::Mask>;
+  using SplitDropout = sm80::Forward<Half, SplitShape, with::Dropout>;
   return {of("sm80/bias/f16/d64/64x64x4, pipelined",
              &launch_on_host<Bias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
              &attention_case::few_bias_cases, 64),
@@ -62,6 +67,19 @@ std::vector<KernelUnderTest> kernels_under_test() {
           of("sm80/bias/f16/d128/128x64x4, tiled",
              &launch_on_host<TiledBias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
              &attention_case::few_bias_cases, 128),
+          of("sm80/any_bias/f16/d64/64x64x4, pipelined",
+             &launch_on_host<AnyBias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
+             &attention_case::few_any_bias_cases, 64),
+          of("sm80/any_bias/f16/d128/128x64x4, tiled",
+             &launch_on_host<TiledAnyBias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
+             &attention_case::few_any_bias_cases, 128),
+          of("sm80/any_bias_mask/f16/d512/32x32x2c4, split",
+             &launch_with_map<SplitBiasMask, Score<TileBias, MaskBits>,
+                              Score<Softcap, Alibi, TileBias, MaskBits>>,
+             &attention_case::few_bias_mask_cases, 512),
+          of("sm80/dropout/f16/d512/32x32x2c4, split",
+             &launch_on_host<SplitDropout, Score<Softcap, Alibi>>,
+             &attention_case::few_dropout_term_cases, 512),
           of("sm80/mask/f16/d128/128x64x4, tiled",
              &launch_with_map<TiledMask, Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
              &attention_case::few_mask_cases, 128),
