@@ -2,7 +2,8 @@
 // rows it has the entries of its keys, as they are in memory.
 //
 //   PairedBias   of q's dtype, with contiguous keys: one load reads the entries of two keys
-//   AnyBias      of q's dtype or float32, with any strides: one load reads one entry
+//   AnyBias      of q's dtype or float32, with any strides: one load reads one entry, or two of
+//                float32 that are aligned to their size
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,8 @@ struct PairedBias {
     }
   }
   CUTE_DEVICE float entry(int i, int n, bool) const {
-    return element_to_float<typename Config::Element>(uint16_t(pairs[i][n / 2] >> n % 2 * 16));
+    uint32_t const pair = pairs[i][n / 2];
+    return element_to_float<typename Config::Element>(uint16_t(pair >> n % 2 * 16));
   }
 };
 
@@ -52,10 +54,12 @@ struct AnyBias {
   template <class Place>
   CUTE_DEVICE void read(Logits const& logits, char const* const* rows, Place const& place, int key,
                         int end) {
-    unpredicated_if(is_float(logits),
-                    [&] { read_as<uint32_t>(logits.bias.key_stride, rows, place, key, end); });
-    unpredicated_if(!is_float(logits),
-                    [&] { read_as<uint16_t>(logits.bias.key_stride, rows, place, key, end); });
+    bool const has_pairs = is_float(logits) && are_pairs(logits.bias, end);
+    int64_t const stride = logits.bias.key_stride;
+    unpredicated_if(has_pairs, [&] { read_pairs(rows, place, key, end); });
+    unpredicated_if(is_float(logits) && !has_pairs,
+                    [&] { read_as<uint32_t>(stride, rows, place, key, end); });
+    unpredicated_if(!is_float(logits), [&] { read_as<uint16_t>(stride, rows, place, key, end); });
   }
   CUTE_DEVICE float entry(int i, int n, bool is_float) const {
     uint32_t const bits = entries[i][n];
@@ -63,6 +67,30 @@ struct AnyBias {
   }
 
  private:
+  // Whether entries of an even key and the next one are side by side, aligned, and both exist.
+  CUTE_DEVICE static bool are_pairs(PerLogit const& bias, int end) {
+    bool const exist = end == INT32_MAX || end % 2 == 0;
+    int64_t const strides = bias.batch_stride | bias.head_stride | bias.row_stride;
+    return exist && bias.key_stride == 1 && strides % 2 == 0 &&
+           reinterpret_cast<uint64_t>(bias.data) % 8 == 0;
+  }
+  template <class Place>
+  CUTE_DEVICE void read_pairs(char const* const* rows, Place const& place, int key, int end) {
+    struct alignas(8) Pair {
+      uint32_t entries[2];
+    };
+    int const first = key + place.column(0);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      auto const* const row = reinterpret_cast<uint32_t const*>(rows[place.row(i)]);
+      CUTE_UNROLL
+      for (int n = 0; n < kKeys; n += 2) {
+        int const at = first + n * 4;
+        Pair const pair = *reinterpret_cast<Pair const*>(row + (at < end ? at : 0));
+        entries[i][n] = pair.entries[0], entries[i][n + 1] = pair.entries[1];
+      }
+    }
+  }
   template <class Entry, class Place>
   CUTE_DEVICE void read_as(int64_t stride, char const* const* rows, Place const& place, int key,
                            int end) {

@@ -292,10 +292,11 @@ std::vector<Case> few_any_bias_cases(int head_dim) {
   list[0].bias_is_fp32 = true;
   list[1].name += ", an odd number of keys";
   list[1].seqlen_k = 331;
-  list[2].name = "float32 " + list[2].name + ", strided";
+  list[2].name = "float32 " + list[2].name + ", at odd places";
   list[2].bias_is_fp32 = true;
-  list[3].name += ", strided";
-  list[2].layout = list[3].layout = Case().layout;
+  list[2].layout = Layout::kPadded;
+  list[3].name += ", queries side by side";
+  list[3].layout = Layout::kTransposed;
   return list;
 }
 
