@@ -30,7 +30,7 @@ struct LatentCluster {
   // copies have landed.
   CUTE_DEVICE static void make_visible() {
     Arch::fence_proxy_async();
-    Arch::sync_warp();
+    Arch::sync_warp();  // stored by all lanes
   }
 
   // Passes columns of this block's rows of a unit, whole chunks, to the other block. TMA reads and
@@ -53,7 +53,7 @@ struct LatentCluster {
   // Releases a stage, `arrivals` times in each block. Called by all lanes of a warp, whose wgmma
   // have read it and are complete.
   CUTE_DEVICE void release(int stage, int lane, int arrivals = 1) const {
-    Arch::sync_warp();
+    Arch::sync_warp();  // read by all lanes
     if (lane < arrivals * params.cluster) {
       Arch::mbarrier_arrive_cluster(&shared.k_empty[stage], lane & (params.cluster - 1));
     }
