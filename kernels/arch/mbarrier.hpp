@@ -25,6 +25,14 @@ struct Mbarrier {
   CUTE_DEVICE static void mbarrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
   }
+  // mbarrier.arrive.shared::cluster: arrives at this barrier of block `rank` of the cluster, after
+  // this thread's reads. It publishes no writes to other blocks: release.cluster would, by a
+  // MEMBAR.ALL.GPU (NVRTC 13.0).
+  CUTE_DEVICE static void mbarrier_arrive_cluster(Barrier* barrier, int rank) {
+    asm volatile(
+        "mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+        : "memory");
+  }
   // mbarrier.arrive.expect_tx: arrives, and adds `bytes` to the transaction count of the phase.
   CUTE_DEVICE static void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
@@ -71,6 +79,9 @@ struct Mbarrier {
   }
   static void fence_mbarrier_init() { simt::engine::fence_mbarrier_init(); }
   static void mbarrier_arrive(Barrier* barrier) { simt::engine::mbarrier_arrive(barrier, 0); }
+  static void mbarrier_arrive_cluster(Barrier* barrier, int rank) {
+    simt::engine::mbarrier_arrive_cluster(barrier, rank);
+  }
   static void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
     simt::engine::mbarrier_arrive(barrier, bytes);
   }

@@ -1,4 +1,5 @@
-// TMA: bulk copies of a box of a tensor into shared memory, issued by one thread.
+// TMA: bulk copies of a box of a tensor into shared memory, or from there to another block of the
+// cluster. Issued by one thread.
 #pragma once
 
 #include "arch/mbarrier.hpp"
@@ -33,6 +34,16 @@ struct Tma {
         "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
+  // cp.async.bulk: copies `bytes`, a multiple of 16, from this block's shared memory to the same
+  // place in block `rank` of the cluster, where they count for the barrier. TMA reads what threads
+  // stored before their fence_proxy_async(). wgmma there needs no fence to read what it writes.
+  CUTE_DEVICE static void cp_async_bulk(void const* from, int bytes, int rank, Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];" ::"r"(cluster_address(from, rank)),
+        "r"(shared_address(from)), "r"(bytes), "r"(cluster_address(barrier, rank))
+        : "memory");
+  }
   CUTE_DEVICE static void prefetch_tensormap(TensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
   }
@@ -48,6 +59,9 @@ struct Tma {
   static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y, int z, int u,
                        int w) {
     simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});
+  }
+  static void cp_async_bulk(void const* from, int bytes, int rank, Barrier* barrier) {
+    simt::engine::cp_async_bulk(from, bytes, rank, barrier);
   }
   static void prefetch_tensormap(TensorMap const&) {}
 };

@@ -35,6 +35,12 @@ inline constexpr bool is_16_bit =
 CUTE_DEVICE uint32_t shared_address(void const* smem) {
   return uint32_t(__cvta_generic_to_shared(smem));
 }
+// mapa.shared::cluster: the corresponding address in block `rank` of the cluster.
+CUTE_DEVICE uint32_t cluster_address(void const* smem, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(smem)), "r"(rank));
+  return there;
+}
 #endif
 
 }  // namespace cutlass_attn::arch

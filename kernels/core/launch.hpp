@@ -20,6 +20,7 @@ struct KernelFacts {
   int32_t block_m = 0;      // rows of a block's tile: queries, or keys in a backward pass
   int32_t packs_heads = 0;  // whether a tile may hold rows of several heads
   int32_t block_n = 0;      // keys of a tile, if the launch depends on it
+  int32_t cluster = 1;      // most blocks of a cluster, if the launch chooses
 };
 
 namespace detail {
@@ -31,12 +32,24 @@ template <class Kernel>
 constexpr int32_t block_n_of(...) {
   return 0;
 }
+template <class Kernel>
+constexpr auto cluster_of(int) -> decltype(int32_t(Kernel::kMaxCluster)) {
+  return Kernel::kMaxCluster;
+}
+template <class Kernel>
+constexpr int32_t cluster_of(...) {
+  return 1;
+}
 }  // namespace detail
 
 template <class Kernel>
 constexpr KernelFacts facts_of() {
-  return {Kernel::kThreads, Kernel::kSmemBytes, Kernel::kBlockM, Kernel::kPacksHeads,
-          detail::block_n_of<Kernel>(0)};
+  return {Kernel::kThreads,
+          Kernel::kSmemBytes,
+          Kernel::kBlockM,
+          Kernel::kPacksHeads,
+          detail::block_n_of<Kernel>(0),
+          detail::cluster_of<Kernel>(0)};
 }
 
 // Memory shared by the kernels of a call, on the device that runs it.

@@ -67,13 +67,15 @@ struct LatentSplits {
 struct LatentParams : VarlenParams {
   KeySplits splits;
   FastDivisor by_queries;  // divides by the number of queries of a batch entry
+  int32_t cluster;         // blocks of a cluster, 1 or 2: tiles of rows with equal keys
 
   // Called on the host.
   LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
                KernelFacts const& facts)
       : VarlenParams(VarlenParams::prepare(as_scheduled(p), workspace, device, facts)),
         splits(size_of(as_scheduled(p), blocks, device, facts), workspace),
-        by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1) {
+        by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1),
+        cluster(cluster_of(as_scheduled(p), heads, facts)) {
     problem = p;
     if (p.kv.indices) by_page = FastDivisor(p.kv.page_size);
   }
@@ -89,7 +91,19 @@ struct LatentParams : VarlenParams {
                             KernelFacts const& facts) {
     return size_of(p, device, facts).count;
   }
-  Launch launch(KernelFacts const& facts) const { return splits.launch(blocks, facts); }
+  Launch launch(KernelFacts const& facts) const {
+    Launch launch = splits.launch(blocks, facts);
+    launch.cluster = cluster;
+    return launch;
+  }
+
+  // In a kernel with clusters: the tile of rows and the split of a block of the grid, and its rank
+  // in its cluster. The blocks of a cluster have neighbouring tiles, and equal splits.
+  CA_HOST_DEVICE int unit(int block) const {
+    return (splits.unit(block >> (cluster - 1)) << (cluster - 1)) + rank(block);
+  }
+  CA_HOST_DEVICE int split(int block) const { return splits.split(block >> (cluster - 1)); }
+  CA_HOST_DEVICE int rank(int block) const { return block & (cluster - 1); }
 
   // In a kernel: the tile with this number, which may have no rows. Called by all lanes of a warp.
   template <int kBlockM, class Arch>
@@ -122,6 +136,19 @@ struct LatentParams : VarlenParams {
       if (p.seq_k.cu_seqlens) scheduled.seq_k.seqlen = (p.seq_k.total + p.batch - 1) / p.batch;
     }
     return scheduled;
+  }
+
+  // Two if the tiles of rows 2i and 2i + 1 belong to one batch entry and have equal keys, whatever
+  // lengths the device reads. Lengths of the queries that only the device knows exclude that.
+  static int32_t cluster_of(Problem const& scheduled, int32_t heads, KernelFacts const& facts) {
+    Sequences const& q = scheduled.seq_q;
+    Mask const& mask = scheduled.mask;
+    if (facts.cluster < 2 || q.cu_seqlens || q.is_padded()) return 1;
+    int64_t const tiles = (int64_t(q.seqlen) * heads + facts.block_m - 1) / facts.block_m;
+    bool const differ = mask.causal || mask.window_left != kUnbounded ||
+                        mask.window_right != kUnbounded || mask.attention_chunk > 0;
+    bool const are_of_one_query = q.seqlen == 1 || heads % (2 * facts.block_m) == 0;
+    return tiles % 2 == 0 && (are_of_one_query || !differ) ? 2 : 1;
   }
 
   // Equal to `blocks`, but computed without divisors, because dispatch calls this in every call.

@@ -59,6 +59,12 @@ class AsyncUnits {
   Stored stored(uint32_t offset) const {
     return stored_.empty() ? Stored::kNot : stored_[offset / kWord];
   }
+  bool has_unseen(uint32_t begin, int bytes) const {
+    for (uint32_t at = begin; at < begin + uint32_t(bytes); at += kWord) {
+      if (stored(at) == Stored::kUnseen) return true;
+    }
+    return false;
+  }
 
   uint32_t offset(void const* address) const {
     return uint32_t(static_cast<char const*>(address) - smem_);
@@ -98,7 +104,7 @@ class AsyncUnits {
     --barrier->pending;
     barrier->bytes += bytes;
     end_phase(*barrier, woken);
-    return "";
+    return excess(offset(address), *barrier);
   }
 
   static bool has_ended(Barrier const& barrier, int parity) {
@@ -121,9 +127,23 @@ class AsyncUnits {
     }
     if (std::string wrong = why_not(view); !wrong.empty()) return wrong;
     if (poison) std::memset(to, 0xff, size_t(bytes));
-    Copy copy{view, static_cast<char*>(to), offset(barrier), {}};
+    Copy copy{view, static_cast<char*>(to), offset(barrier), {}, nullptr, bytes};
     std::memcpy(copy.at, at, sizeof(at));
     copies_.push_back(copy);
+    return "";
+  }
+  // Starts a copy from the memory of another block.
+  std::string copy_from(char const* from, uint32_t to, int bytes, void const* barrier,
+                        bool poison) {
+    if (find(barrier) == nullptr) {
+      return "has a bulk copy count at " + name(offset(barrier)) + ", which is not initialised";
+    }
+    if (bytes % 16 != 0 || to + uint32_t(bytes) > uint32_t(smem_bytes_)) {
+      return "has a bulk copy of " + std::to_string(bytes) + " bytes to byte " +
+             std::to_string(to) + " of shared memory; allowed: multiples of 16 inside it";
+    }
+    if (poison) std::memset(smem_ + to, 0xff, size_t(bytes));
+    copies_.push_back({{}, smem_ + to, offset(barrier), {}, from, bytes});
     return "";
   }
 
@@ -144,12 +164,13 @@ class AsyncUnits {
         continue;
       }
       Barrier& counts = barriers_.at(copy.barrier);
-      counts.bytes -= bytes_of(copy.view);
-      if (counts.bytes < 0) {
-        wrong = "has TMA land " + std::to_string(-counts.bytes) + " bytes more at " +
-                name(copy.barrier) + " than its phase waits for";
+      counts.bytes -= copy.bytes;
+      if (std::string more = excess(copy.barrier, counts); !more.empty()) wrong = more;
+      if (copy.from != nullptr) {
+        std::memcpy(copy.to, copy.from, size_t(copy.bytes));
+      } else {
+        move(copy);
       }
-      move(copy);
       end_phase(counts, woken);
     }
     copies_ = std::move(others);
@@ -176,7 +197,16 @@ class AsyncUnits {
     char* to;
     uint32_t barrier;
     Coordinates at;
+    char const* from;  // a copy between blocks of a cluster; null: one of `view`
+    int64_t bytes;
   };
+
+  // Bytes may land before the arrivals that announce them, but not more than all of these.
+  static std::string excess(uint32_t at, Barrier const& barrier) {
+    if (barrier.pending != 0 || barrier.bytes >= 0) return "";
+    return "has TMA land " + std::to_string(-barrier.bytes) + " bytes more at " + name(at) +
+           " than its phase waits for";
+  }
 
   static void end_phase(Barrier& barrier, std::vector<int>& woken) {
     if (barrier.pending != 0 || barrier.bytes != 0) return;

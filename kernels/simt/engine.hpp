@@ -14,7 +14,8 @@
 //     frees it. Reported: another warp, which a GPU could count in the wrong round; a thread that
 //     arrives twice before the others have arrived, or where they never arrive;
 //   - the destination of a TMA copy is NaN from its issue until a thread waits for the phase that
-//     counts it;
+//     counts it. A copy to another block of the cluster reads its source only then. Reported: a
+//     source that threads stored without a proxy fence;
 //   - accumulators of wgmma are NaN until the wait that covers it, and its operands are read only
 //     then. Reported: operands that threads stored without a proxy fence; a TMA copy over operands
 //     before every warp has resumed from its wait;
@@ -22,7 +23,8 @@
 //     phase counts, or whose phase can never end;
 //   - reported: a TMA copy in a grid that overlaps earlier grids, before any thread of the block
 //     has executed griddepcontrol.wait;
-//   - shared memory of a block whose threads have exited is NaN to the other blocks of its cluster;
+//   - shared memory of a block whose threads have exited is NaN to the other blocks of its cluster.
+//     Reported: a copy to such a block, or an arrival there;
 //   - addresses outside shared memory, or not aligned to 16 bytes, are reported by thread.
 #pragma once
 
@@ -155,12 +157,18 @@ void cp_async_wait_group(int pending);
 void mbarrier_init(void* barrier, int arrivals);
 void fence_mbarrier_init();
 void mbarrier_arrive(void* barrier, int bytes);
+// Of the corresponding barrier of block `rank` of the cluster.
+void mbarrier_arrive_cluster(void* barrier, int rank);
 void mbarrier_wait(void* barrier, int parity);
 bool mbarrier_has_ended(void* barrier, int parity);
 
 // cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]);
+
+// cp.async.bulk from the block's shared memory to the same place in block `rank` of the cluster,
+// counted by the barrier there.
+void cp_async_bulk(void const* from, int bytes, int rank, void* barrier);
 
 // wgmma 64 x n x 16 with fp32 accumulators. Either A in registers and B row-major, or column-major
 // if `is_transposed`; or both by descriptor: A row-major and B column-major, or, if

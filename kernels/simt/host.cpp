@@ -176,6 +176,9 @@ void mbarrier_init(void* barrier, int arrivals) {
 }
 void fence_mbarrier_init() { self->worker->units().fence(); }
 void mbarrier_arrive(void* barrier, int bytes) { self->worker->mbarrier_arrive(barrier, bytes); }
+void mbarrier_arrive_cluster(void* barrier, int rank) {
+  self->worker->mbarrier_arrive_cluster(barrier, rank);
+}
 void mbarrier_wait(void* barrier, int parity) { self->worker->mbarrier_wait(barrier, parity); }
 bool mbarrier_has_ended(void* barrier, int parity) {
   return self->worker->mbarrier_has_ended(barrier, parity);
@@ -184,6 +187,9 @@ void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {
   self->worker->tma_load(to, map, barrier, at);
+}
+void cp_async_bulk(void const* from, int bytes, int rank, void* barrier) {
+  self->worker->cp_async_bulk(from, bytes, rank, barrier, __builtin_return_address(0));
 }
 
 void wgmma(WgmmaCall const& call, float* accumulator) {

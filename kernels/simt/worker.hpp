@@ -103,17 +103,22 @@ class Worker {
   }
 
   void const* mapa(void const* address, int rank) {
+    return block_of(address, rank).smem + self->block->units.offset(address);
+  }
+
+  // Block `rank` of the cluster, whose shared memory the calling thread asks for.
+  Block& block_of(void const* address, int rank) {
     if (rank < 0 || rank >= grid_.cluster) {
       fail("asks for shared memory of block " + std::to_string(rank) +
            " of its cluster; allowed: 0 to " + std::to_string(grid_.cluster - 1));
     }
     check_shared("mapa", address, 1);
-    Block const& block = blocks_[size_t(rank)];
+    Block& block = blocks_[size_t(rank)];
     if (block.exited == grid_.threads) {
       fail("asks for shared memory of block " + std::to_string(rank) +
            " of its cluster, which has exited");
     }
-    return block.smem + self->block->units.offset(address);
+    return block;
   }
 
   void sync(int number, int threads) {
@@ -224,12 +229,17 @@ class Worker {
     if (!wrong.empty()) fail(wrong);
   }
 
-  void mbarrier_arrive(void* address, int bytes) {
-    AsyncUnits::Barrier* const barrier = units().find(address);
+  void mbarrier_arrive(void* address, int bytes) { arrive(units(), address, bytes); }
+  void mbarrier_arrive_cluster(void* address, int rank) {
+    Block& block = block_of(address, rank);
+    arrive(block.units, block.smem + units().offset(address), 0);
+  }
+  void arrive(AsyncUnits& units, void* address, int bytes) {
+    AsyncUnits::Barrier* const barrier = units.find(address);
     if (barrier != nullptr) race::release(&barrier->token);
     race::Unseen const unseen;
     std::vector<int> woken;
-    check(units().arrive(address, bytes, woken));
+    check(units.arrive(address, bytes, woken));
     wake(woken);
   }
 
@@ -281,14 +291,39 @@ class Worker {
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
     check(units().copy(view, to, barrier, at, schedule_.poison));
-    uint32_t const begin = uint32_t(units().offset(to)), bytes = uint32_t(units().bytes_of(view));
-    for (Warpgroup const& group : self->block->warpgroups) {
+    check_copy(*self->block, uint32_t(units().offset(to)), uint32_t(units().bytes_of(view)));
+    wake_waiters(units(), barrier);
+  }
+
+  void cp_async_bulk(void const* from, int bytes, int rank, void* barrier, void* place) {
+    check_shared("cp.async.bulk", from);
+    Block& block = block_of(from, rank);
+    uint32_t const at = units().offset(from);
+    for (int i = 0; i < bytes; i += int(kCopyBytes)) {
+      race::read16(static_cast<char const*>(from) + i, place);
+    }
+    race::Unseen const unseen;
+    if (units().has_unseen(at, bytes)) {
+      fail("has a bulk copy read what was stored without an fence_proxy_async()");
+    }
+    void* const counts = block.smem + units().offset(barrier);
+    check(
+        block.units.copy_from(static_cast<char const*>(from), at, bytes, counts, schedule_.poison));
+    check_copy(block, at, uint32_t(bytes));
+    wake_waiters(block.units, counts);
+  }
+
+  // Checks that no warp of the block may still multiply what a copy overwrites.
+  void check_copy(Block const& block, uint32_t begin, uint32_t bytes) {
+    for (Warpgroup const& group : block.warpgroups) {
       if (group.waiting == 0 || !group.lines.has_any(begin, bytes)) continue;
       fail("has TMA copy to byte " + std::to_string(begin) +
            " of shared memory, which wgmma reads for a warp that has not resumed from its wait");
     }
-    // Threads that already wait get the data at once.
-    AsyncUnits::Barrier* const counts = units().find(barrier);
+  }
+  // Threads that already wait for a copy get the data at once.
+  void wake_waiters(AsyncUnits& units, void const* barrier) {
+    AsyncUnits::Barrier* const counts = units.find(barrier);
     if (counts->waiters.empty()) return;
     std::vector<int> woken;
     std::swap(woken, counts->waiters);

@@ -23,6 +23,8 @@
 //                 k_empty: output -> copies     p_empty: output -> scores
 //
 //               The output warpgroups have P of a tile only after the scores are done with its K.
+//   Clusters:   two blocks whose tiles of rows have equal keys, such as the 128 heads of a query,
+//               bring in half of each tile each, and pass it on (latent_cluster.hpp)
 //   Conversion: for an 8-bit cache, the copying warps convert the bytes of their tokens to 16 bits
 //               (latent_token_producer.hpp). Shared memory then holds two tiles and the bytes of a
 //               third
@@ -54,6 +56,7 @@ struct Latent {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
+  static constexpr int kMaxCluster = 2;
   static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
   static constexpr bool kPacksHeads = true;
 
@@ -61,13 +64,13 @@ struct Latent {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    auto const tile = params.template tile_of<kBlockM, Arch>(params.splits.unit(Arch::block()));
-    if (tile.rows <= 0) return;  // all splits of this tile return
+    auto const tile = params.template tile_of<kBlockM, Arch>(params.unit(Arch::block()));
+    if (tile.rows <= 0) return;  // all splits of this tile return; it is in no cluster
     SeqLens const lens = tile.seq.lens(p);
     if (Arch::thread() == 0) {
       IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
       TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
-      TileRange const own = params.splits.share(all, params.splits.split(Arch::block()));
+      TileRange const own = params.splits.share(all, params.split(Arch::block()));
       shared.block = {tile,
                       all.in_keys(kBlockN),
                       own.begin * kBlockN,
@@ -75,9 +78,9 @@ struct Latent {
                       mask.tile_mask(tile.q_begin),
                       {p, p.k, tile, mask}};
       if constexpr (Config::kHasOwnValues) shared.values = {p, p.v, tile, mask};
-      init_barriers<Arch>(shared);
+      init_barriers<Arch>(shared, params.cluster);
     }
-    Arch::sync();  // block full, barriers initialised
+    Arch::cluster_sync();  // block full, barriers of all blocks initialised
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (group == 0) {
       Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
@@ -95,11 +98,11 @@ struct Latent {
 
  private:
   template <class Arch>
-  CUTE_DEVICE static void init_barriers(Shared& shared) {
+  CUTE_DEVICE static void init_barriers(Shared& shared, int cluster) {
     constexpr int kWarps = 4, kReaders = Config::kReaders;
     for (int i = 0; i < Config::kStages; ++i) {
       Arch::mbarrier_init(&shared.k_full[i], Config::kUnits);
-      Arch::mbarrier_init(&shared.k_empty[i], kReaders);
+      Arch::mbarrier_init(&shared.k_empty[i], kReaders * cluster);
     }
     for (int i = 0; i < Config::kWeights; ++i) {
       Arch::mbarrier_init(&shared.p_full[i], kWarps);

@@ -40,7 +40,7 @@ struct LatentConfig {
   static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
   static constexpr int kKeptChunks = kBlockN > 32 ? 4 : 5;
 
-  using TileK = SwizzledTile<kBlockN, kHeadDim>;
+  using TileK = GroupedTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim - kKeptChunks * 64>;  // the other chunks of Q
 
   // The copying warps take units of 16 keys in turn. With values of their own, half of the warps
@@ -68,7 +68,8 @@ struct LatentConfig {
     Source source;
   };
 
-  // Bytes of a warp's unit of tokens. The row length puts neighbouring rows in different banks.
+  // Bytes of a warp's unit of tokens; in a cluster, of this block's rows of two units. The row
+  // length puts neighbouring rows in different banks.
   struct Tokens {
     static constexpr int kRowBytes = 704;
     static_assert(DsMla::kFormat.row_bytes <= kRowBytes);
@@ -81,6 +82,7 @@ struct LatentConfig {
   struct NoValues {};
   struct TokenBuffers {
     Tokens tokens[kCopyWarps];
+    uint32_t started[kCopyWarps][2];  // which rows of the units in `tokens` are keys
   };
   static constexpr int kTokenBytes = kConverts ? int(sizeof(TokenBuffers)) : 0;
 
@@ -101,7 +103,7 @@ struct LatentConfig {
     SoftmaxRow rows[kBlockM];                           // after the last tile
     typename Source::Row addresses[kCopyWarps][kUnit];  // rows that a warp copies next
     uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
-    arch::Barrier k_full[kStages], k_empty[kStages];    // empty: kReaders have released the tile
+    arch::Barrier k_full[kStages], k_empty[kStages];    // empty: kReaders of each block released it
     arch::Barrier p_full[kWeights], p_empty[kWeights];
     int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;

@@ -4,7 +4,7 @@
 
 #include "core/epilogue.hpp"
 #include "core/terms/max_logit.hpp"
-#include "sm90/latent_config.hpp"
+#include "sm90/latent_cluster.hpp"
 #include "tile/merge_splits.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/softmax_rows.hpp"
@@ -52,6 +52,7 @@ struct LatentOutput {
 
   typename Config::Params const& params;
   Shared& shared;
+  LatentCluster<Config, Arch> const cluster{params, shared};
   int const group = Arch::uniform(Threads::thread() / Config::kGroupThreads);
   Result result = {};
 
@@ -66,7 +67,7 @@ struct LatentOutput {
       }
       Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
       step(shared.k[v.stage], in.stage);
-      release(&shared.k_empty[v.stage]);
+      cluster.release(v.stage, Arch::thread() % 32);
       v.advance();
       in.advance();
     }
@@ -74,9 +75,11 @@ struct LatentOutput {
     Place const place{Threads::thread()};
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
+    cluster.leave();  // stages unused
     if (params.splits.count > 1) {
       SplitMerge<MergeConfig, Threads, Result, sizeof(Config::Tiles::k)> const merge{
-          params.splits, place, shared.k[0]};
+          params.splits, place, shared.k[0], params.unit(Arch::block()),
+          params.split(Arch::block())};
       if (!merge.run_in_groups(result, shared.ticket)) return;
     }
     finish(place);
@@ -99,13 +102,15 @@ struct LatentOutput {
     for (int i = 0; i < kRows; ++i) {
       factors[i] = from.factors[typename Config::Place{thread}.row(i)];
     }
-    release(&shared.p_empty[stage]);
+    Arch::sync_warp();  // read by all lanes
+    if (thread % 32 == 0) Arch::mbarrier_arrive(&shared.p_empty[stage]);
     bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
     unpredicated_if(Arch::any(changes), [&] {
       for (int i = 0; i < kRows; ++i) result.softmax.scale(as_rows(result.acc_o), i, factors[i]);
     });
-    constexpr int kGroupBytes = Config::kColumns / 64 * TileK::kChunkBytes;
-    auto const values = Arch::descriptor(tile + group * kGroupBytes, TileK::kChunkBytes, 1024);
+    constexpr int kOwnBytes = Config::kColumns / 64 * TileK::kChunkBytes;
+    auto const values =
+        Arch::descriptor(tile + group * kOwnBytes, TileK::kChunkBytes, TileK::kGroupBytes);
     auto& o = result.acc_o.x;
     Arch::wgmma_fence(o, p);
     CUTE_UNROLL
@@ -113,7 +118,7 @@ struct LatentOutput {
       int const n = i / kParts, part = i % kParts;
       auto& columns = reinterpret_cast<float (&)[kPartSize]>(o[part * kPartSize]);
       auto const at = values + part * kPartSize / 32 * TileK::kChunkBytes / 16;
-      Arch::template wgmma_rs<Element>(columns, p[n], at + n * 16 * TileK::kRowBytes / 16, true);
+      Arch::template wgmma_rs<Element>(columns, p[n], at + n * 2 * TileK::kGroupBytes / 16, true);
     }
     Arch::wgmma_commit();
     Arch::template wgmma_wait<0>(o, p);
@@ -151,11 +156,6 @@ struct LatentOutput {
                             lane);
       }
     }
-  }
-
-  CUTE_DEVICE void release(arch::Barrier* empty) const {
-    Arch::sync_warp();  // read by all lanes
-    if (Arch::thread() % 32 == 0) Arch::mbarrier_arrive(empty);
   }
 };
 

@@ -1,12 +1,13 @@
 // The warps that copy tiles of latents: from a contiguous cache, from pages, or by a list of rows.
 #pragma once
 
-#include "sm90/latent_config.hpp"
+#include "sm90/latent_cluster.hpp"
 
 namespace cutlass_attn::sm90 {
 
 // A warp copies every fourth unit of 16 keys, or every second unit of K or of V. It waits for its
-// own copies only, so units of four warps are in flight. Then it makes them visible to wgmma.
+// own copies only, so units of four warps are in flight. Then it makes them visible to wgmma. In a
+// cluster it copies half of the rows.
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;
@@ -17,6 +18,7 @@ struct LatentProducer {
 
   typename Config::Params const& params;
   Shared& shared;
+  LatentCluster<Config, Arch> const cluster{params, shared};
   int const warp = Arch::uniform(Arch::thread() / 32), lane = Arch::thread() % 32;
 
   CUTE_DEVICE void run() const {
@@ -35,7 +37,7 @@ struct LatentProducer {
       Arch::mbarrier_wait(&shared.k_empty[ring.stage], ring.round ^ 1);
       rows.place();
       Arch::sync_warp();  // addresses full
-      copy(shared.k[ring.stage], unit * kUnit, columns());
+      copy(shared.k[ring.stage], unit, columns());
       Arch::cp_async_commit_group();
       if constexpr (!Config::kHasOwnValues) {
         uint32_t const present = rows.present();
@@ -44,11 +46,12 @@ struct LatentProducer {
       key += Config::kWarpsOfTile * kUnit;
       rows.look_up_if(key, last);  // while the copies are in flight
       Arch::template cp_async_wait_group<0>();
-      Arch::fence_proxy_async();
-      Arch::sync_warp();  // the copies of all lanes have landed
-      if (lane == 0) Arch::mbarrier_arrive(&shared.k_full[ring.stage]);
+      cluster.make_visible();  // the copies of all lanes have landed
+      cluster.pass(ring.stage, unit, 0, TileK::kChunks);
+      cluster.arrive(ring.stage, lane);
       unit += Config::kCopyWarps;
     }
+    cluster.leave();
   }
 
  private:
@@ -69,13 +72,12 @@ struct LatentProducer {
   }
 
   // Eight lanes copy 64 columns of a row. Rows that are no keys become zeros.
-  CUTE_DEVICE void copy(char* tile, int begin, int columns) const {
-    int const column = lane % 8 * 8;
+  CUTE_DEVICE void copy(char* tile, int unit, int columns) const {
+    int const column = lane % 8 * 8, first = cluster.first(), end = first + cluster.count();
     CUTE_NO_UNROLL
-    for (int i = 0; i < kUnit / 4; ++i) {
-      int const r = i * 4 + lane / 8;
+    for (int r = first + lane / 8; r < end; r += 4) {
       Element const* const from = shared.addresses[warp][r];
-      auto const to = Arch::smem_address(tile) + TileK::offset(begin + r, column);
+      auto const to = Arch::smem_address(tile) + TileK::offset(unit * kUnit + r, column);
       CUTE_UNROLL
       for (int c = 0; c < TileK::kChunks; ++c) {
         Arch::cp_async(to + c * TileK::kChunkBytes, from + c * 64 + column,

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/score.hpp"
-#include "sm90/latent_config.hpp"
+#include "sm90/latent_cluster.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -25,6 +25,7 @@ struct LatentScores {
   Problem const& p;
   Shared& shared;
   int const thread = Arch::thread() % Config::kGroupThreads, lane = thread % 32;
+  LatentCluster<Config, Arch> const cluster;
   typename Config::Coord const& tile;
   FragmentScores<Arch, Score, Place, kRows, false, typename Config::Coord> const scores;
   float const log2_scale;
@@ -37,6 +38,7 @@ struct LatentScores {
   CUTE_DEVICE LatentScores(typename Config::Params const& params, Shared& shared)
       : p(params.problem),
         shared(shared),
+        cluster{params, shared},
         tile(shared.block.tile),
         scores{p,
                score_in_log2<Score>(p, tile.seq.lens(p), scale_of(p.k, tile.head_kv)),
@@ -68,6 +70,7 @@ struct LatentScores {
       if (lane % 4 == 0) shared.rows[Place{thread}.row(i)] = softmax.rows[i];
     }
     publish();
+    cluster.leave();
   }
 
  private:
@@ -108,7 +111,7 @@ struct LatentScores {
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     // opaque: without it, the compiler keeps the descriptors of all steps, in local memory.
     auto const rows = opaque(Arch::descriptor(shared.q, 16, 1024));
-    auto const keys = Arch::descriptor(shared.k[k.stage], 16, 1024);
+    auto const keys = Arch::descriptor(shared.k[k.stage], 16, TileK::kGroupBytes);
     Arch::wgmma_fence(s.x, q);
     CUTE_UNROLL
     for (int i = 0; i < kKeptSteps; ++i) {
@@ -123,7 +126,7 @@ struct LatentScores {
     Arch::template wgmma_wait<0>(s.x, q);
     if constexpr (Config::kHasOwnValues) {
       // Each warp has waited for its own products.
-      if (lane < Config::kScoreArrivals) Arch::mbarrier_arrive(&shared.k_empty[k.stage]);
+      cluster.release(k.stage, lane, Config::kScoreArrivals);
     }
   }
 

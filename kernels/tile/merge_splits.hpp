@@ -31,12 +31,13 @@ struct SplitMerge {
   typename Config::Place const& place;
   char* const buffer;
   int const unit = splits.unit(Arch::block());
+  int const split = splits.split(Arch::block());
 
   // Stores this block's result. Returns true in the last block of its tile of rows, which then has
   // the result of all blocks, merged in key order. ticket: shared memory that the main loop no
   // longer uses, and that is not in the buffer.
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
-    store(partial(splits.split(Arch::block())), out);
+    store(partial(split), out);
     if (!splits.template is_last<Arch>(unit, ticket)) return false;
     merge(out, 0, 1, splits.count);
     return true;
@@ -46,7 +47,7 @@ struct SplitMerge {
   // result in place of the group's first one; the last of these blocks merges the groups. With many
   // splits of a large O, a single block would take longer to read all splits than the keys take.
   CUTE_DEVICE bool run_in_groups(Out& out, int32_t& ticket) const {
-    int const split = splits.split(Arch::block()), size = splits.group;
+    int const size = splits.group;
     int const group = split / size, first = group * size;
     int const left = splits.count - first, groups = KeySplits::groups_of(splits.count, size);
     int32_t* const counters =

@@ -54,4 +54,25 @@ struct SwizzledTile {
   }
 };
 
+// A tile of which every 8 rows are contiguous, so that one bulk copy moves them: chunks of 64
+// columns of 8 rows, permuted as above, then those of the next 8 rows. For wgmma, to which both
+// distances are strides of a descriptor.
+template <int kRows_, int kColumns_>
+struct GroupedTile {
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kGroupRows = 8;
+  static constexpr int kChunks = kColumns / 64;
+  static constexpr int kRowBytes = 128;  // of a chunk
+  static constexpr int kChunkBytes = kGroupRows * kRowBytes;
+  static constexpr int kGroupBytes = kChunks * kChunkBytes;
+  static constexpr int kBytes = kRows / kGroupRows * kGroupBytes;
+  static_assert(kColumns % 64 == 0 && kRows % kGroupRows == 0);
+
+  // Byte offset of element (row, column), `column` a multiple of 8.
+  CUTE_HOST_DEVICE static constexpr int offset(int row, int column) {
+    int const in_group = row % kGroupRows;
+    return row / kGroupRows * kGroupBytes + column / 64 * kChunkBytes + in_group * kRowBytes +
+           (column % 64 / 8 ^ in_group) * 16;
+  }
+};
+
 }  // namespace cutlass_attn

@@ -41,6 +41,7 @@ using WgmmaOfBFloat16 = sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 
 using WgmmaWithoutTail = sm90::Latent<half_t, TileShape<512, 512, 64, 48, 4, 2>>;
 using WgmmaOfTokens =
     sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 2>, with::StoredAs<DsMla>>;
+using WgmmaOfValues = sm90::Latent<half_t, TileShape<512, 512, 64, 32, 4, 2>, with::OwnValues>;
 
 // The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
 struct Paged {
@@ -220,7 +221,7 @@ template <class Kernel, class Cache, class Score = IdentityScore>
 void check(Case what, DType dtype, std::initializer_list<int> all_splits) {
   constexpr simt::FiberOrder kOrders[] = {simt::FiberOrder::kForward, simt::FiberOrder::kReverse};
   static int call = 0;
-  what.latent_kv = true;
+  what.latent_kv = !std::is_same_v<Kernel, WgmmaOfValues>;
   what.max_logits = Score::kKeepsMaxLogit;
   SolvedCase solved(what, dtype);
   for (int splits : all_splits) {
@@ -385,6 +386,74 @@ TEST(wgmma_tokens) {
                                               DType::kBFloat16, {1, 2});
   check<WgmmaOfTokens, Tokens<DsMla, ListedInPages>>(
       of_tokens(causal(make("in pages", 4, 70, 8, 2))), DType::kBFloat16, {1});
+}
+
+// Two blocks bring in half of each tile each.
+TEST(wgmma_clusters) {
+  check<Wgmma, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16, {1, 3});
+  Case rises = make("rows of two queries in a tile", 4, 170, 32);
+  rises.magnitude = 8;
+  rises.sinks = true;
+  check<Wgmma, Dense>(rises, DType::kFloat16, {1, 2});
+  check<Wgmma, Dense>(causal(make("a query for each cluster", 3, 100, 128)), DType::kFloat16, {1});
+  check<Wgmma, Paged>(make("few rows in the second tile", 1, 150, 70, 2), DType::kFloat16, {2});
+  check<Wgmma, Paged>(make("no key", 1, 0, 128, 2), DType::kFloat16, {1, 2});
+  check<Wgmma, Paged>(make("one key", 1, 1, 128), DType::kFloat16, {1});
+  check<Wgmma, Paged>(make("a merge of groups", 1, 900, 128), DType::kFloat16, {18});
+  check<Wgmma, Listed>(make("lists", 2, 170, 128, 2), DType::kFloat16, {1, 2});
+  Case values = make("values of their own", 2, 200, 64);
+  values.head_dim = 512;
+  check<WgmmaOfValues, Dense>(values, DType::kFloat16, {1, 3});
+}
+
+TEST(wgmma_clusters_of_tokens) {
+  Case pages = of_tokens(make("pages", 1, 500, 128, 2));
+  pages.sinks = true;
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(pages, DType::kBFloat16, {1, 3});
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(of_tokens(make("no key", 1, 0, 128)), DType::kBFloat16,
+                                             {1});
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(of_tokens(make("one key", 1, 1, 128)),
+                                             DType::kBFloat16, {2});
+  check<WgmmaOfTokens, Tokens<DsMla, Listed>>(of_tokens(make("lists", 2, 250, 100)),
+                                              DType::kBFloat16, {1, 2});
+}
+
+// Blocks share copies only if their tiles of rows surely have equal keys.
+TEST(wgmma_clusters_have_equal_keys) {
+  KernelFacts const facts = facts_of<Wgmma>();
+  auto const cluster_of = [&](Problem const& p, KernelFacts const& facts) {
+    return LatentParams::prepare(p, {}, {}, facts).launch(facts).cluster;
+  };
+  Problem one;  // a query of 128 heads
+  one.batch = 3;
+  one.num_heads_q = 128;
+  one.num_heads_kv = 1;
+  one.head_dim = 576;
+  one.head_dim_v = 512;
+  one.seq_q.seqlen = 1;
+  one.seq_k.seqlen = 1000;
+  one.mask.causal = true;
+  CHECK_EQ(cluster_of(one, facts), 2);
+  CHECK_EQ(cluster_of(one, facts_of<OfManyRows>()), 1);  // mma.sync
+  Problem few = one, odd = one, four = one;
+  few.num_heads_q = 64;  // one tile
+  CHECK_EQ(cluster_of(few, facts), 1);
+  odd.num_heads_q = 192;
+  CHECK_EQ(cluster_of(odd, facts), 1);
+  four.seq_q.seqlen = 4;  // a query for each two tiles
+  CHECK_EQ(cluster_of(four, facts), 2);
+  four.num_heads_q = 64;  // a query for each tile
+  CHECK_EQ(cluster_of(four, facts), 1);
+  four.mask.causal = false;
+  CHECK_EQ(cluster_of(four, facts), 2);
+  four.mask.window_left = 100;
+  CHECK_EQ(cluster_of(four, facts), 1);
+  int32_t const lengths[4] = {0, 1, 2, 3};
+  Problem packed = one, padded = one;
+  packed.seq_q = {1, lengths, nullptr, nullptr, 3};
+  CHECK_EQ(cluster_of(packed, facts), 1);
+  padded.seq_q.seqused = lengths;
+  CHECK_EQ(cluster_of(padded, facts), 1);
 }
 
 TEST(lists_of_tokens) {

@@ -262,6 +262,69 @@ TEST(too_many_arrivals) {
             "after all 1 arrivals of its phase"));
 }
 
+// Runs body(shared, thread, rank) in a cluster of two blocks with barriers of one arrival, and
+// shared.a full of 1 + rank.
+std::string run_two(std::function<void(Tiles&, int, int)> const& body, bool leaves = true) {
+  simt::Schedule const schedule{1, simt::FiberOrder::kForward, 0};
+  return simt::run_grid({2, 128, sizeof(Tiles), 2}, schedule,
+                        [&](char* smem) {
+                          Tiles& shared = *reinterpret_cast<Tiles*>(smem);
+                          int const thread = Sm90::thread(), rank = Sm90::block();
+                          if (thread == 0) Sm90::mbarrier_init(shared.full, 1);
+                          uint32_t const word = uint32_t(1 + rank),
+                                         words[4] = {word, word, word, word};
+                          for (int i = thread * 16; i < kBytes; i += 128 * 16) {
+                            Sm90::store_shared(Sm90::smem_address(shared.a + i), words);
+                          }
+                          Sm90::cluster_sync();
+                          body(shared, thread, rank);
+                          if (leaves) Sm90::cluster_sync();
+                        })
+      .message;
+}
+
+// The first half of the tile comes from the first block, the other half from the second one. In one
+// block it lands before the arrival that announces it.
+TEST(blocks_of_a_cluster_copy_to_each_other) {
+  int wrong = 0;
+  auto const exchange = [&](bool fences, int bytes) {
+    return run_two([&](Tiles& shared, int thread, int rank) {
+      if (fences) Sm90::fence_proxy_async();
+      Sm90::sync();
+      char const* const half = shared.a + rank * kBytes / 2;
+      if (thread == 0) Sm90::cp_async_bulk(half, kBytes / 2, 1 - rank, shared.full);
+      if (thread == 0 && rank == 1) Sm90::mbarrier_has_ended(shared.full, 0);
+      Sm90::cluster_sync();
+      if (thread == 0) Sm90::mbarrier_arrive_expect_tx(shared.full, bytes);
+      Sm90::mbarrier_wait(shared.full, 0);
+      auto const* const words = reinterpret_cast<uint32_t const*>(shared.a);
+      wrong += words[thread] != 1;
+      wrong += words[kBytes / 8 + thread] != 2;
+    });
+  };
+  CHECK_EQ(exchange(true, kBytes / 2), "");
+  CHECK_EQ(wrong, 0);
+  CHECK(has(exchange(false, kBytes / 2), "without an fence_proxy_async()"));
+  CHECK(has(exchange(true, kBytes), "lacks 0 of 1 arrivals and 4096 bytes"));
+  CHECK(has(exchange(true, 16), "4080 bytes more at the barrier"));
+}
+
+TEST(arrivals_in_another_block) {
+  CHECK_EQ(run_two([](Tiles& shared, int thread, int rank) {
+             if (thread == 0) Sm90::mbarrier_arrive_cluster(shared.full, 1 - rank);
+             Sm90::mbarrier_wait(shared.full, 0);
+           }),
+           "");
+  CHECK(has(run_two(
+                [](Tiles& shared, int thread, int rank) {
+                  if (rank == 0) return;
+                  for (int i = 0; i < 100; ++i) Sm90::sync();
+                  if (thread == 0) Sm90::mbarrier_arrive_cluster(shared.full, 0);
+                },
+                false),
+            "asks for shared memory of block 0 of its cluster, which has exited"));
+}
+
 TEST(one_lane_of_a_warp_is_elected) {
   std::vector<int> elected(128);
   CHECK_EQ(run([&](Tiles&, int thread, float (&)[32]) { elected[size_t(thread)] = Sm90::elect(); }),
