@@ -29,6 +29,9 @@ struct Threads {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
 
+  // nanosleep: waits for about so long.
+  CUTE_DEVICE static void sleep(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+
   // __syncwarp: barrier of the lanes of a warp; it orders their accesses to memory.
   CUTE_DEVICE static void sync_warp() { __syncwarp(); }
 
@@ -74,6 +77,7 @@ struct Threads {
   static void sync() { simt::engine::sync(); }
   static void sync(int barrier, int threads) { simt::engine::sync(barrier, threads); }
   static void arrive(int barrier, int threads) { simt::engine::arrive(barrier, threads); }
+  static void sleep(uint32_t) {}
   static void sync_warp() { simt::engine::sync_warp(); }
 
   template <class T>

@@ -7,7 +7,9 @@
 //   the rest              P(i)            dS(i)
 //
 // No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run products of
-// the other warpgroups. These share no barrier with this one, so they drift apart.
+// the other warpgroups. Two warpgroups take turns: one computes S and P of a step, the other the
+// rest of a step, so that exponentials of one overlap products of the other. Three share no
+// barrier, but begin one after the other (docs/notes/backward.md).
 //
 // With a softcap, a score_mod or dropout, dS and dV need different P. P for dS waits in shared
 // memory, because registers do not suffice for both.
@@ -31,6 +33,9 @@ struct BackwardConsumer {
   using Scores = BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
+  static constexpr bool kTakesTurns = Config::kGroups == 2;
+  static constexpr int kFirstTurn = 4;    // named barrier of the first warpgroup's turn
+  static constexpr int kStaggerNs = 300;  // between the starts of warpgroups
   // Whether P for dV differs from P for dS.
   static constexpr bool kHasTwoWeights = !Score::kIsLinear || Config::kDrops;
 
@@ -70,20 +75,30 @@ struct BackwardConsumer {
     Steps at(params, shared.block);
     Arch::mbarrier_wait(&shared.k_full, 0);
     Arch::mbarrier_wait(&shared.v_full, 0);
+    if constexpr (kTakesTurns) {
+      if (group == Config::kGroups - 1) pass_turn();
+    } else {
+      for (int i = 0; i < group; ++i) Arch::sleep(kStaggerNs);
+    }
     CUTE_NO_UNROLL
     do {
-      step(at);
+      step(at, at.number + 1 == steps);
       at.advance(shared.block.range);
     } while (at.number < steps);
   }
 
  private:
-  CUTE_DEVICE void step(Steps const& at) {
+  CUTE_DEVICE void step(Steps const& at, bool is_last) {
     Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     uint32_t const bits = load_bits(at);
+    if constexpr (kTakesTurns) {
+      Arch::sync(kFirstTurn + group, Config::kComputeThreads);  // this warpgroup's turn
+    }
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
     to_weights(at, bits);
+    // Nobody waits for the turn after the last warpgroup's last step.
+    if (kTakesTurns && !(is_last && group == Config::kGroups - 1)) pass_turn();
 
     Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
@@ -103,6 +118,10 @@ struct BackwardConsumer {
                                  grad_s);
     arrive<Arch>(&shared.empty[ring.stage]);
     ring.advance();
+  }
+
+  CUTE_DEVICE void pass_turn() const {
+    Arch::arrive(kFirstTurn + (group + 1) % Config::kGroups, Config::kComputeThreads);
   }
 
   // Mask bits of this thread's S, loaded while S is computed.

@@ -395,13 +395,16 @@ TEST(wgmma_tokens) {
 
 // Two blocks bring in half of each tile each.
 TEST(wgmma_clusters) {
-  check<InClusters<Wgmma>, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16, {1, 3});
+  check<InClusters<Wgmma>, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16,
+                                  {1, 3});
   Case rises = make("rows of two queries in a tile", 4, 170, 32);
   rises.magnitude = 8;
   rises.sinks = true;
   check<InClusters<Wgmma>, Dense>(rises, DType::kFloat16, {1, 2});
-  check<InClusters<Wgmma>, Dense>(causal(make("a query for each cluster", 3, 100, 128)), DType::kFloat16, {1});
-  check<InClusters<Wgmma>, Paged>(make("few rows in the second tile", 1, 150, 70, 2), DType::kFloat16, {2});
+  check<InClusters<Wgmma>, Dense>(causal(make("a query for each cluster", 3, 100, 128)),
+                                  DType::kFloat16, {1});
+  check<InClusters<Wgmma>, Paged>(make("few rows in the second tile", 1, 150, 70, 2),
+                                  DType::kFloat16, {2});
   check<InClusters<Wgmma>, Paged>(make("no key", 1, 0, 128, 2), DType::kFloat16, {1, 2});
   check<InClusters<Wgmma>, Paged>(make("one key", 1, 1, 128), DType::kFloat16, {1});
   check<InClusters<Wgmma>, Paged>(make("a merge of groups", 1, 900, 128), DType::kFloat16, {18});
