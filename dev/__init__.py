@@ -2,6 +2,7 @@
 
     python -m dev.check_gates --library libcutlass_attn.so    SASS against gates; ctest runs it
     python -m dev.issue_slots --library libcutlass_attn.so    time of a main loop on each unit
+    python -m dev.latent_times --library libcutlass_attn.so   modelled times of latent decoding
     python -m dev.profile                                     Nsight Compute against gates
     python -m dev.accuracy                                    errors of products in 8 bits
     python -m dev.bench                                       times of this and other libraries

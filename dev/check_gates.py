@@ -33,7 +33,7 @@ from .gates.thresholds import FAIL, PASS, load_gates
 from .sass import disassemble as sass
 from .sass.issue_slots import model_of
 from .sass.loops import SassError
-from .sass.tiles import backward_tile_of, code_of, tile_of
+from .sass.tiles import backward_tile_of, code_of, latent_tile_of, tile_of
 
 
 def main() -> int:
@@ -49,7 +49,11 @@ def main() -> int:
     loops = {
         (row.symbol, "identity"): tile
         for row in rows
-        if (tile := tile_of(row.key, "identity") or backward_tile_of(row.key))
+        if (
+            tile := tile_of(row.key, "identity")
+            or backward_tile_of(row.key)
+            or latent_tile_of(row.key)
+        )
     }
     counts: dict[tuple[str, str], Counter[str]] = {}
     slots: dict[tuple[str, str], int | SassError] = {}

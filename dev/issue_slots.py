@@ -25,7 +25,7 @@ from cutlass_attn._build.variant_key import key_of
 from .sass import disassemble as sass
 from .sass.issue_slots import PARTS, model_of
 from .sass.loops import KINDS, SassError
-from .sass.tiles import backward_tile_of, tile_of
+from .sass.tiles import backward_tile_of, latent_tile_of, tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
@@ -62,7 +62,7 @@ def main() -> int:
     for name, graph in sass.control_flow(options.library, options.arch):
         symbol, score = sass.identify(name) or ("", "")
         key = key_of(symbol, kernels)
-        tile = tile_of(key, score) or backward_tile_of(key)
+        tile = tile_of(key, score) or backward_tile_of(key) or latent_tile_of(key)
         if tile is None or score != "identity":
             continue
         try:

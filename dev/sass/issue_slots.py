@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .loops import KINDS, MEMORY, Instruction, hot_path, read_blocks
-from .tiles import BackwardTile, Tile
+from .tiles import BackwardTile, LatentTile, Tile
 
 SCHEDULERS = 4  # per SM; each has a quarter of its units
 MUFU_CLOCKS = 32 // 4
@@ -35,6 +35,7 @@ class Part:
     tflops: float  # dense, float16 products accumulated in float32
     tflops_fp16: float  # accumulated in float16
     tops_int8: float
+    gb_per_s: float  # of its memory
 
     @property
     def imma_clocks(self) -> int:
@@ -57,8 +58,9 @@ class Part:
 
 
 PARTS = (
-    Part("L4", 58, 2.04, 121.0, 121.0, 242.0),
-    Part("RTX 4090", 128, 2.52, 165.2, 330.3, 660.6),
+    Part("L4", 58, 2.04, 121.0, 121.0, 242.0, 300.0),
+    Part("RTX 4090", 128, 2.52, 165.2, 330.3, 660.6, 1008.0),
+    Part("RTX 5090", 170, 2.407, 209.5, 419.0, 838.0, 1792.0),
 )
 
 
@@ -125,10 +127,11 @@ def model(path: list[Instruction]) -> dict[str, Any]:
     return {"counts": {kind: counts[kind] for kind in KINDS}, "clocks": clocks, "parts": parts}
 
 
-def model_of(graph: str, tile: Tile | BackwardTile) -> dict[str, Any]:
+def model_of(graph: str, tile: Tile | BackwardTile | LatentTile) -> dict[str, Any]:
     """The model of a kernel's code, from its control flow. Raises SassError if there is no loop
     that does what the tile asks for.
     """
     blocks = read_blocks(graph)
-    ways = tile.step() if isinstance(tile, BackwardTile) else [per_tile(tile)]
-    return model([i for way in ways for i in hot_path(blocks, way)])
+    ways = [per_tile(tile)] if isinstance(tile, Tile) else tile.step()
+    turns = tile.turns if isinstance(tile, LatentTile) else 1
+    return model([i for way in ways for i in hot_path(blocks, way, turns)])

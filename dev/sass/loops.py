@@ -138,8 +138,9 @@ def _in_order(blocks: dict[str, Block], head: str, body: frozenset[str]) -> list
     return done[::-1]
 
 
-def hot_path(blocks: dict[str, Block], wanted: dict[str, int]) -> list[Instruction]:
-    """The shortest cycle through the loop with exactly these numbers of instructions by kind."""
+def hot_path(blocks: dict[str, Block], wanted: dict[str, int], turns: int = 1) -> list[Instruction]:
+    """The shortest cycle through the loop with exactly these numbers of instructions by kind, of
+    loops in it one turn. Their instructions are in the result `turns` times."""
     head, body = find_loop(blocks)
     # Shortest paths to a block, and back to the head, by the numbers of each kind so far.
     Ways = dict[tuple[int, ...], list[tuple[str, ...]]]
@@ -156,7 +157,7 @@ def hot_path(blocks: dict[str, Block], wanted: dict[str, int]) -> list[Instructi
             if any(n > limit for n, limit in zip(sums, wanted.values())):
                 continue
             for successor in blocks[at].successors:
-                if successor not in body:
+                if successor not in body or successor == at:
                     continue
                 known = around if successor == head else ways[successor]
                 found = known.get(sums, []) + [(*path, at) for path in paths]
@@ -164,7 +165,9 @@ def hot_path(blocks: dict[str, Block], wanted: dict[str, int]) -> list[Instructi
     if not (paths := around.get(tuple(wanted.values()), [])):
         others = "; ".join(str(dict(zip(wanted, counts))) for counts in around) or "none"
         raise SassError(f"no way around the loop has {wanted}; those with no more of any: {others}")
-    usual, *equal = [[i for at in path for i in blocks[at].code] for path in paths]
+    within = {at: set(blocks[at].successors) & body - {head} for at in body}
+    times = {at: turns if at != head and at in reach(at, within) else 1 for at in body}
+    usual, *equal = [[i for at in path for i in blocks[at].code * times[at]] for path in paths]
     if any(Counter(i.name for i in way) != Counter(i.name for i in usual) for way in equal):
         raise SassError(f"{len(paths)} ways around the loop are equally short, but differ")
     if masks := sum(i.base == "FSEL" for i in usual):

@@ -383,6 +383,18 @@ class DecodeTile:
 
 
 @dataclass(frozen=True)
+class TokenFormat:
+    """A layout of core/token_format.hpp."""
+
+    bytes: int  # of a token
+    longer: int  # columns of V in bf16
+    group: int  # columns of a scale
+
+
+TOKEN_FORMATS = {"ds_mla": TokenFormat(656, 0, 128), "ds_mla_v4": TokenFormat(584, 64, 64)}
+
+
+@dataclass(frozen=True)
 class LatentTile:
     """Tile of sm80/latent.hpp: `columns` warps divide the columns of K, `warps` the rows."""
 
@@ -392,6 +404,7 @@ class LatentTile:
     n: int
     warps: int
     columns: int
+    tokens: TokenFormat | None = None  # of a cache in 8 bits
 
     @property
     def threads(self) -> int:
@@ -404,10 +417,25 @@ class LatentTile:
         return tuple(n // self.columns for n in columns if n)
 
     @property
-    def stage(self) -> int:
-        """Bytes of a slice of a tile."""
+    def token_bytes(self) -> int:
+        """Bytes of a key in the cache."""
+        return self.tokens.bytes if self.tokens else 2 * self.head_dim
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile that is computed."""
         tail = 0 if len(self.parts) > 1 else 128
-        return 2 * self.n * sum(self.parts) + tail
+        return self.columns * (2 * self.n * sum(self.parts) + tail)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a buffer that copies go to: TokenStage of latent/tokens.hpp."""
+        if self.tokens is None:
+            return self.tile_bytes
+        slice_, *tail = self.parts
+        more = self.columns * 2 * tail[0] if tail else self.tokens.longer
+        scales = 4 * self.columns * slice_ // self.tokens.group
+        return self.n * (self.columns * slice_ + more + scales)
 
     @property
     def sums(self) -> int:
@@ -416,20 +444,60 @@ class LatentTile:
 
     @property
     def stages(self) -> int:
-        return ((99 << 10) - 2 * self.sums - 2048) // (self.columns * self.stage)
+        converted = self.tile_bytes if self.tokens else 0
+        return ((99 << 10) - 2 * self.sums - 2048 - converted) // self.stage
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of the cache, for a block whose other tile is computed."""
+        return (self.stages - 1) * self.n * self.token_bytes
+
+    def _copies(self, of_last_warp: bool) -> int:
+        """cp.async of 16 bytes of a warp for its rows of a tile."""
+        slice_, *tail = self.parts
+        if self.tokens is None:
+            rows = [2 * columns for columns in self.parts]
+        else:
+            longer = [self.tokens.longer] if of_last_warp and self.tokens.longer else []
+            rows = [slice_, *(2 * columns for columns in tail), *longer]
+        return sum(-(-self.n // self.warps // (32 // (bytes_ // 16))) for bytes_ in rows)
+
+    @property
+    def turns(self) -> int:
+        """Turns of the loop that converts a warp's rows of a tile, 256 numbers at a time."""
+        return self._conversions // self._unrolled if self.tokens else 1
+
+    @property
+    def _conversions(self) -> int:
+        return self.n // self.warps * self.parts[0] // 256
+
+    @property
+    def _unrolled(self) -> int:
+        return 1 if self.n // self.warps < 32 else 8
+
+    def step(self) -> list[dict[str, int]]:
+        """Instructions of a warp whose columns are all in e4m3, if in 8 bits, for a tile that all
+        its queries see; of the loop that converts, one turn."""
+        blocks, slice_ = self.n // 16, self.parts[0]
+        every = {
+            "HMMA": 2 * blocks * (sum(self.parts) + slice_) // 16,
+            "MUFU": self.n // 2,
+            "LDGSTS": self._copies(of_last_warp=False),
+        }
+        if self.tokens:  # P in 16 bits, and of two numbers one instruction each way
+            every["pack"] = self.n // 4 + 8 * self._unrolled
+        return [every]
 
     def counts(self) -> dict[str, int]:
         """Instructions of one thread's code, as in Tile. Q K^T is outside of the bodies."""
         blocks, (slice_, *_) = self.n // 16, self.parts
-        keys = self.n // self.warps  # copied by a warp
-        copies = sum(-(-keys // (32 // (columns // 8))) for columns in self.parts)
         return {
             "HMMA": 2 * blocks * (sum(self.parts) // 16 + BODIES * slice_ // 16),
             "HMMA.F16": 0,
             "LDSM": blocks * sum(self.parts) // 16,
             "LDSM.T": BODIES * blocks * slice_ // 16,
             # Splits are merged in two levels.
-            "LDGSTS": self.stages * copies + 2 * merge_copies(slice_ // 8),
+            "LDGSTS": self.stages * self._copies(True) + 2 * merge_copies(slice_ // 8),
         }
 
     def register_limit(self) -> int:
@@ -442,8 +510,10 @@ class LatentTile:
         rows = 8 * self.n * self.columns
         present = 4 * self.columns * self.stages * self.warps
         block = 144 + 8  # BlockInfo, and the ticket before it
-        used = self.columns * self.stages * self.stage + 2 * self.sums + rows + present + block
-        return -(-used // 128) * 128
+        tiles = self.stages * self.stage
+        if self.tokens:
+            tiles = _aligned(tiles) + self.tile_bytes
+        return _aligned(tiles + 2 * self.sums + rows + present + block)
 
 
 @dataclass(frozen=True)
@@ -478,6 +548,16 @@ class BackwardTile:
         if self.has_roles:
             return [{**every, "MUFU": weights}, {**every, "MUFU": 0}]
         return [{**every, "HMMA": every["HMMA"] + 2 * product, "MUFU": weights}]
+
+
+def latent_tile_of(key: str) -> LatentTile | None:
+    """The tile of a variant of sm80/latent and its kin; None for other kernels."""
+    parts = parse(key)
+    if parts is None or not parts.kernel.startswith("sm80/latent"):
+        return None
+    token = parts.kernel.removeprefix("sm80/latent").removeprefix("_64").removeprefix("_")
+    tokens = TOKEN_FORMATS.get(token)
+    return LatentTile(parts.head_dim, parts.head_dim_v, **parts.tile, tokens=tokens)
 
 
 _BACKWARD = ("sm80/backward", "sm80/backward_dropout")
@@ -529,6 +609,4 @@ def code_of(key: str, score: str) -> Tile | DecodeTile | LatentTile | None:
     if parts is not None and family in ("decode", "decode_fp8"):
         tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
         return DecodeTile(parts.head_dim, parts.head_dim_v, **tile, is_fp8=family == "decode_fp8")
-    if parts is not None and parts.kernel in ("sm80/latent", "sm80/latent_64"):
-        return LatentTile(parts.head_dim, parts.head_dim_v, **parts.tile)
-    return tile_of(key, score)
+    return latent_tile_of(key) or tile_of(key, score)

@@ -147,7 +147,8 @@ struct LatentTokens {
     int const column = lane % kLanes * 8, group = column / kFormat.group;
     // Unrolled, tiles of 64 rows have 24 bytes of local memory (nvcc 13.0).
     [[maybe_unused]] constexpr int kUnroll = kRows < 32 ? 1 : 8;
-    bool const is_fp8 = warp * kSlice + column < kFormat.fp8_columns;
+    // With a tail all columns of V are: no test in the loop.
+    bool const is_fp8 = kHasTail || warp * kSlice + column < kFormat.fp8_columns;
 #pragma unroll kUnroll
     for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
       int const r = begin + i * kRowsAtOnce + lane / kLanes;

@@ -137,6 +137,34 @@ def test_checks_on_the_device(options, message):
         serving_operator.validate_decode(CACHE, **{**good, **options})
 
 
+LISTS = int32([[[0, 23, -1]], [[12, 99, 99]]])  # rows of 2 entries of 12 keys, for one query each
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"indices": LISTS - 1}, "indices must be rows, 0 to 23, or -1"),
+        ({"topk_lengths": int32([3, 2])}, "indices must be rows, 0 to 23, or -1"),
+        ({"topk_lengths": None}, "indices must be rows, 0 to 23, or -1"),
+        ({"topk_lengths": int32([4, 1])}, "topk_lengths must be 0 to 3"),
+        ({"topk_lengths": int32([3, -1])}, "topk_lengths must be 0 to 3"),
+        (
+            {"block_table": TABLE, "cache_seqlens": int32([23, 24])},
+            "indices must be rows of the sequence or -1",
+        ),
+        ({"block_table": TABLE, "cache_seqlens": int32([24, 25])}, "cache_seqlens must be 0 to 24"),
+    ],
+)
+def test_lists_are_checked_on_the_device(options, message):
+    """Entries beyond topk_lengths may hold anything, as on a CPU."""
+    good = {"indices": LISTS, "topk_lengths": int32([3, 1]), "cache_seqlens": None}
+    serving_operator.validate_decode(CACHE, **good)
+    in_pages = {"block_table": TABLE, "cache_seqlens": int32([24, 24])}
+    serving_operator.validate_decode(CACHE, **{**good, **in_pages})
+    with pytest.raises(RuntimeError, match=message):
+        serving_operator.validate_decode(CACHE, **{**good, **options})
+
+
 @pytest.mark.gpu
 def test_validate_lets_good_calls_pass():
     args, options, before, new_keys, _ = append_case("cuda", 16, 1)

@@ -16,7 +16,7 @@ from dev.sass.loops import (
     reach,
     read_blocks,
 )
-from dev.sass.tiles import Tile, backward_tile_of
+from dev.sass.tiles import Tile, backward_tile_of, latent_tile_of
 
 # A loop from `head` on: one copy of its body with a rare branch, one that tests masks, then maybe a
 # copy of the next tile, in two versions. Of each block its name and where control goes from there.
@@ -108,6 +108,14 @@ def test_the_usual_way_is_the_shortest_that_does_a_tiles_work():
         **dict.fromkeys(("HMMA", "MUFU", "LDSM", "LDGSTS", "pack"), 1),
         "control": 7,
     }
+
+
+def test_a_loop_in_the_loop_counts_as_often_as_it_turns():
+    convert = "next -> convert\n    0124 MOV R1, R2\nconvert -> convert after\n"
+    convert += "    0128 F2FP.BF16.F32.PACK_AB R8, R9, R8\n    012c @P2 BRA `(convert)\n"
+    text = edited(("next -> back copies\n", convert + "after -> back copies\n"))
+    once, thrice = (Counter(hot_path(blocks_of(text), TILE, turns)) for turns in (1, 3))
+    assert {i.address: n for i, n in (thrice - once).items()} == {0x128: 2, 0x12C: 2}
 
 
 def test_a_loop_may_be_left_by_a_call():
@@ -211,7 +219,7 @@ def test_what_is_not_clear_is_an_error(text, wanted, message):
 
 def test_clocks_of_a_product_follow_from_what_the_parts_are_sold_as():
     clocks = {p.name: (p.hmma_clocks, p.hmma_clocks_fp16) for p in issue_slots.PARTS}
-    assert clocks == {"L4": (16, 16), "RTX 4090": (32, 16)}
+    assert clocks == {"L4": (16, 16), "RTX 4090": (32, 16), "RTX 5090": (32, 16)}
 
 
 def test_sums_in_fp16_count_by_their_own_clocks():
@@ -259,6 +267,24 @@ def test_a_backward_steps_work_follows_from_its_shape(key, expected):
     tile = backward_tile_of(f"sm80/backward/f16/{key}")
     names = ("HMMA", "LDGSTS", "RED", "MUFU")
     assert [tuple(way[name] for name in names) for way in tile.step()] == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("latent/bf16/d576v512/16x32x1c4", (68, 16, 18, None, 1)),
+        ("latent_64/bf16/d512/64x16x4c2", (64, 8, 4, None, 1)),
+        ("latent_ds_mla/bf16/d576v512/16x32x1c4", (68, 16, 10, 72, 2)),
+        ("latent_64_ds_mla/bf16/d576v512/64x16x4c2", (68, 8, 3, 12, 4)),
+        ("latent_ds_mla_v4/bf16/d512/16x32x1c4", (64, 16, 8, 72, 2)),
+    ],
+)
+def test_a_latent_tiles_work_follows_from_its_shape(key, expected):
+    tile = latent_tile_of(f"sm80/{key}")
+    (way,) = tile.step()
+    kinds = ("HMMA", "MUFU", "LDGSTS", "pack")
+    assert (*map(way.get, kinds), tile.turns) == expected
+    assert latent_tile_of(f"sm90/{key}") is None
 
 
 def test_backward_tiles_with_a_loop_in_the_loop_have_no_model():

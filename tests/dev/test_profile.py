@@ -239,6 +239,10 @@ def test_shared_memory_in_8_bits(key, smem):
         ("sm80/latent/f16/d512/16x32x1c4", 84224),
         ("sm80/latent_64/bf16/d576v512/64x16x4c2", 90752),
         ("sm80/latent_64/f16/d512/64x16x4c2", 83584),
+        ("sm80/latent_ds_mla/bf16/d576v512/16x32x1c4", 96512),
+        ("sm80/latent_64_ds_mla/f16/d576v512/64x16x4c2", 98432),
+        ("sm80/latent_ds_mla_v4/bf16/d512/16x32x1c4", 89856),
+        ("sm80/latent_64_ds_mla_v4/f16/d512/64x16x4c2", 92032),
     ],
 )
 def test_shared_memory_of_latent_attention(key, smem):

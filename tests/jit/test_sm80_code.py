@@ -7,6 +7,8 @@ import pytest
 from cutlass_attn import jit
 
 from dev.sass import disassemble as sass
+from dev.sass.issue_slots import model_of
+from dev.sass.tiles import latent_tile_of
 
 NAMES = [
     "sm80/mask/f16/d64/128x64x4+mask",
@@ -43,3 +45,23 @@ def test_nothing_is_in_local_memory_and_no_warp_diverges(name, arch, tmp_path):
     listings = sass.parse_listings(sass.dump("-sass", path, arch))
     (code,) = [text for function, text in listings if function.endswith(f"__{score}")]
     assert not GUARD.search(code)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["sm80/latent_64_ds_mla/bf16/d576v512/64x16x4c2", "sm80/latent_ds_mla_v4/bf16/d512/16x32x1c4"],
+)
+def test_latent_tokens_do_a_tiles_work(key, tmp_path):
+    """The gates of dev/check_gates.py, which reads the library alone."""
+    if reason := jit.available():
+        pytest.skip(reason)
+    if key not in jit.units():
+        pytest.skip(f"this build has {key}")
+    path, arch = tmp_path / "code.cubin", "sm_89"
+    path.write_bytes(jit._compiler().compile(jit._source(f"{key}+identity"), arch))
+    (used,) = [x for (_, of), x in sass.read_resources(path, arch).items() if of == "identity"]
+    assert used["STACK"] == used["LOCAL"] == 0
+    (graph,) = [x for name, x in sass.control_flow(path, arch) if name.endswith("__identity")]
+    tile, found = latent_tile_of(key), sass.count(graph)
+    assert {name: found[name] for name in tile.counts()} == tile.counts()
+    assert 0 < model_of(graph, tile)["clocks"]["issue"] < 600 * tile.n // 16

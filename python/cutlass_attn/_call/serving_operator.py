@@ -289,10 +289,13 @@ def validate_decode(k_cache: torch.Tensor, **options: Any) -> None:
             _require_pages(k_cache, table, options["cache_seqlens"], "cache_seqlens")
             rows = options["cache_seqlens"][:, None, None]
         allowed = "rows of the sequence" if table is not None else f"rows, 0 to {rows - 1},"
-        _require((listed >= -1) & (listed < rows), f"indices must be {allowed} or -1")
+        is_right = (listed >= -1) & (listed < rows)
         if (counts := options.get("topk_lengths")) is not None:
             most = listed.shape[-1]
             _require((counts >= 0) & (counts <= most), f"topk_lengths must be 0 to {most}")
+            entry = torch.arange(most, device=listed.device)
+            is_right |= entry >= counts[:, None, None]  # not looked at
+        _require(is_right, f"indices must be {allowed} or -1")
         return None
     lengths = options["cache_seqlens"]
     _require(lengths >= 0, "cache_seqlens must be 0 or more")
