@@ -15,6 +15,7 @@
 
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
+#include "tile/backward_captures.hpp"
 #include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -48,6 +49,7 @@ struct BackwardConsumer {
   typename Products::Slice x;           // S, then dP
   typename Products::Packed weights;    // P for dV
   typename Scores::SavedWeights saved;  // P for dS, while it is not in shared memory
+  typename Scores::Kept products;       // S, for gradients of tensors that a score_mod captures
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -83,6 +85,7 @@ struct BackwardConsumer {
     uint32_t const bits = load_bits(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
+    Scores::keep(x, products);
     to_weights(at, bits);
 
     Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
@@ -97,8 +100,10 @@ struct BackwardConsumer {
     if constexpr (Config::kHasBias) {
       Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS reuses its buffer
     }
+    if constexpr (Scores::kHasCaptures) captured(at).add_before(x, weights, products, stats());
     to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
+    if constexpr (Scores::kHasCaptures) captured(at).add_after(x, saved);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
     arrive<Arch>(&shared.empty[ring.stage]);
@@ -192,6 +197,10 @@ struct BackwardConsumer {
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
     Arch::fence_proxy_async();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
+  }
+
+  CUTE_DEVICE CapturedGrads<Scores> captured(Steps const& at) const {
+    return {scores, place(at), 0, BackwardConsumer::thread() % 32};
   }
 
   CUTE_DEVICE Address stats() const { return Arch::smem_address(shared.stats[ring.stage]); }
