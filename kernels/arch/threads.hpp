@@ -40,6 +40,12 @@ struct Threads {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
   }
 
+  // shfl.idx: the value of the lane `source`, which may differ between lanes.
+  template <class T>
+  CUTE_DEVICE static T shuffle(T value, int source) {
+    return __shfl_sync(0xffffffffu, value, source);
+  }
+
   // vote.any: whether `predicate` holds in any lane of the warp.
   CUTE_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
 
@@ -86,6 +92,16 @@ struct Threads {
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof(T));
     bits = simt::engine::shuffle_xor(bits, lane_mask);
+    std::memcpy(&value, &bits, sizeof(T));
+    return value;
+  }
+
+  template <class T>
+  static T shuffle(T value, int source) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    bits = simt::engine::shuffle(bits, source);
     std::memcpy(&value, &bits, sizeof(T));
     return value;
   }

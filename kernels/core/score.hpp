@@ -43,6 +43,9 @@ struct Score {
   // The user's function among the terms, applied after the others; void if there is none.
   using Mod = typename ScoreModOf<Terms...>::type;
   static constexpr bool kHasMod = !std::is_same_v<Mod, void>;
+  // Whether tensors that it captures have gradients, and whether these depend on the score.
+  static constexpr bool kHasModSums = ScoreModOf<Terms...>::kSums > 0;
+  static constexpr bool kModSumsReadScore = ScoreModOf<Terms...>::kSumsReadScore;
   // Whether a term is added to logits.
   static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias> || kHasMod;
   // Whether apply() does nothing. with_bias() adds a bias, so a bias alone counts as identity.

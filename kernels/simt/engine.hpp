@@ -143,6 +143,9 @@ void load_shared(void const* smem, uint32_t* words, int count);
 // shfl.sync.bfly over the whole warp.
 uint64_t shuffle_xor(uint64_t value, int lane_mask);
 
+// shfl.sync.idx over the whole warp. `source` may differ between lanes.
+uint64_t shuffle(uint64_t value, int source);
+
 // vote.sync.any over the whole warp.
 bool any(bool predicate);
 

@@ -157,6 +157,16 @@ uint64_t shuffle_xor(uint64_t value, int lane_mask) {
   return value;
 }
 
+uint64_t shuffle(uint64_t value, int source) {
+  if (source < 0 || source >= kWarpSize) {
+    self->worker->fail("calls shuffle with lane " + std::to_string(source) + "; allowed: 0 to 31");
+  }
+  ShuffleOperands operands{value, source};
+  self->worker->collective(WaitFor{Wait::kShuffleIndex}, operands,
+                           [](auto const& all) { warp_shuffle(all); });
+  return operands.value;
+}
+
 bool any(bool predicate) {
   self->worker->collective(WaitFor{Wait::kAny}, predicate, [](auto const& all) { warp_any(all); });
   return predicate;

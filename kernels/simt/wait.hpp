@@ -25,6 +25,7 @@ enum class Wait : uint8_t {
   kWmma,
   kSyncWarp,
   kShuffle,
+  kShuffleIndex,
   kAny,
   kPhase,
   kWgmmaWait,
@@ -78,6 +79,8 @@ inline std::string describe(WaitFor wait) {
       return "wait in sync_warp()";
     case Wait::kShuffle:
       return "wait in shuffle_xor(" + std::to_string(wait.argument) + ")";
+    case Wait::kShuffleIndex:
+      return "wait in shuffle()";
     case Wait::kAny:
       return "wait in any()";
     case Wait::kPhase:

@@ -273,6 +273,16 @@ inline void warp_shuffle_xor(int lane_mask, uint64_t* const (&lanes)[kWarpSize])
   for (int lane = 0; lane < kWarpSize; ++lane) *lanes[lane] = before[lane ^ lane_mask];
 }
 
+struct ShuffleOperands {
+  uint64_t value;
+  int source;
+};
+inline void warp_shuffle(ShuffleOperands* const (&lanes)[kWarpSize]) {
+  uint64_t before[kWarpSize];
+  for (int lane = 0; lane < kWarpSize; ++lane) before[lane] = lanes[lane]->value;
+  for (ShuffleOperands* const lane : lanes) lane->value = before[lane->source];
+}
+
 inline void warp_any(bool* const (&lanes)[kWarpSize]) {
   bool any = false;
   for (bool* const lane : lanes) any |= *lane;

@@ -3,6 +3,7 @@
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
+#include "tile/backward_captures.hpp"
 #include "tile/backward_params.hpp"
 #include "tile/backward_products.hpp"
 #include "tile/backward_scores.hpp"
@@ -263,7 +264,8 @@ struct BackwardStep {
     Address const columns = q + Address(chunks * TileQ::kChunkBytes);
     Rows const rows{Products::key_rows(keys, warp_n, lane),
                     Products::query_columns(columns, lane) + Address(role * o),
-                    Products::query_rows(columns, lane) + Address(kHasRoles ? (1 - role) * o : 0)};
+                    Products::query_rows(columns, lane) + Address(kHasRoles ? (1 - role) * o : 0),
+                    o};
     Address const stats = stage_of(shared.stats, stage);
     Address const s = stage_of(shared.stages.grad_s, stage) +
                       Address(TileS::offset(warp_n * Config::kWarpKeys + lane / 4, 0)) +
@@ -297,6 +299,7 @@ struct BackwardStep {
   // query_rows in dO. Second role: V, dO, Q. Without roles: K, Q, Q.
   struct Rows {
     Address keys, query_columns, query_rows;
+    int to_grad_o;  // from Q
   };
 
   CUTE_DEVICE void run_both(StepPlace const& place, int slice, Rows const& rows, Address stats,
@@ -306,13 +309,18 @@ struct BackwardStep {
     SavedWeights saved;
     auto const entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
+    typename Scores::Kept products;
+    Scores::keep(x, products);
     scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
                    words, saved);
     Products::second(words, rows.query_rows, Config::kGradODistance, slice, grad[0]);
     Products::first(stationary[Config::kChains - 1], rows.keys, Config::kVDistance,
                     rows.query_columns, Config::kGradODistance, slice, x);
     add_bias(x, saved, place, slice, stats, lane);
+    CapturedGrads<Scores> const captured{scores, place, slice, lane};
+    captured.add_before(x, words, products, stats);
     scores.gradient(x, saved, stats, lane, words);
+    captured.add_after(x, saved);
     Products::store_s(words, slice, s);
     Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
   }
@@ -341,14 +349,42 @@ struct BackwardStep {
       Arch::arrive(barrier, 64);  // P full
       wait_for_grad_o(slice);
     } else {
+      CapturedGrads<Scores> const captured{scores, place, slice, lane};
+      bool const is_first = column_group(pair) == 0;
+      if constexpr (Scores::kKeepsProducts) {
+        typename Scores::Kept products;
+        recompute_weights(rows, place, slice, stats, queries, is_masked, lane, pair, products,
+                          words);
+        if (is_first) captured.add_before(x, words, products, stats);
+      }
       Arch::sync(barrier, 64);  // P full
       receive(saved, handover);
-      bool const is_first = column_group(pair) == 0;
       if (is_first) add_bias(x, saved, place, slice, stats, lane);
       scores.gradient(x, saved, stats, lane, words);
+      if (is_first) captured.add_after(x, saved);
       if (is_first) Products::store_s(words, slice, s);
     }
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
+  }
+
+  // S and P of a slice, for the second role: shared memory has no room for the first role to pass S
+  // on.
+  CUTE_DEVICE void recompute_weights(Rows const& rows, StepPlace const& place, int slice,
+                                     Address stats, Address queries, bool is_masked, int lane,
+                                     int pair, typename Scores::Kept& products,
+                                     Packed& weights) const {
+    Slice x;
+    SavedWeights saved;
+    Products::template first<0>(stationary[0], rows.keys, -Config::kVDistance, rows.query_columns,
+                                -rows.to_grad_o, slice, x);
+    if constexpr (Config::kColumnGroups > 1) {
+      int const warp_n = pair % Config::kWarpsN;
+      Arch::sync(kSumBarrier + Config::kWarpsN + warp_n, 64);  // the parts of dP empty
+    }
+    add_other_columns(1, pair, slice, lane, x);
+    Scores::keep(x, products);
+    scores.weights(x, place, block.seq.lens(p), slice, {}, stats, queries, is_masked, lane, weights,
+                   saved);
   }
 
   // Adds the other column group's part of S or dP. Both warps get equal bits: a sum of two does not

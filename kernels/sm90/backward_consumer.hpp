@@ -17,6 +17,7 @@
 
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
+#include "tile/backward_captures.hpp"
 #include "tile/backward_scores.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -53,6 +54,7 @@ struct BackwardConsumer {
   typename Products::Slice x;           // S, then dP
   typename Products::Packed weights;    // P for dV
   typename Scores::SavedWeights saved;  // P for dS, while it is not in shared memory
+  typename Scores::Kept products;       // S, for gradients of tensors that a score_mod captures
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -96,6 +98,7 @@ struct BackwardConsumer {
     }
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
+    Scores::keep(x, products);
     to_weights(at, bits);
     // Nobody waits for the turn after the last warpgroup's last step.
     if (kTakesTurns && !(is_last && group == Config::kGroups - 1)) pass_turn();
@@ -112,8 +115,10 @@ struct BackwardConsumer {
     if constexpr (Config::kHasBias) {
       Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS reuses its buffer
     }
+    if constexpr (Scores::kHasCaptures) captured(at).add_before(x, weights, products, stats());
     to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
+    if constexpr (Scores::kHasCaptures) captured(at).add_after(x, saved);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
     arrive<Arch>(&shared.empty[ring.stage]);
@@ -211,6 +216,10 @@ struct BackwardConsumer {
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
     Arch::fence_proxy_async();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
+  }
+
+  CUTE_DEVICE CapturedGrads<Scores> captured(Steps const& at) const {
+    return {scores, place(at), 0, BackwardConsumer::thread() % 32};
   }
 
   CUTE_DEVICE Address stats() const { return Arch::smem_address(shared.stats[ring.stage]); }

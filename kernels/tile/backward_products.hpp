@@ -50,7 +50,9 @@ struct BackwardProducts {
     }
   }
 
-  // x = (K or V) (Q or dO)^T for a slice of queries.
+  // x = (K or V) (Q or dO)^T for a slice of queries. kInRegisters: number of k-steps of K or V that
+  // are in `stationary`.
+  template <int kInRegisters = kStationary>
   CUTE_DEVICE static void first(Stationary const& stationary, Address key_rows, int key_distance,
                                 Address query_columns, int query_distance, int slice, Slice& x) {
     clear(x);
@@ -59,9 +61,9 @@ struct BackwardProducts {
       Words a[kKeyBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m) {
-        if (k < kStationary) {
+        if (k < kInRegisters) {
           CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) a[m][i] = stationary[k < kStationary ? k : 0][m][i];
+          for (int i = 0; i < 4; ++i) a[m][i] = stationary[k < kInRegisters ? k : 0][m][i];
         } else {
           Arch::ldmatrix_x4(TileKv::block(key_rows, m, k) + Address(key_distance), a[m]);
         }

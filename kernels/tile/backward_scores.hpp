@@ -111,6 +111,17 @@ struct BackwardScores {
   using SavedWeights =
       std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
 
+  // For gradients of tensors that a score_mod captures (backward_captures.hpp): S of a slice, if
+  // they depend on it.
+  using ScoreMod = typename Score::Mod;
+  static constexpr bool kHasCaptures = Score::kHasModSums;
+  static constexpr bool kKeepsProducts = Score::kModSumsReadScore;
+  struct NotKept {};
+  using Kept = std::conditional_t<kKeepsProducts, Slice, NotKept>;
+  CUTE_DEVICE static void keep(Slice const& x, Kept& kept) {
+    if constexpr (kKeepsProducts) kept = x;
+  }
+
   // Entries of a slice's logits, read from memory.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
   using Pairs = PairEntries<kQueryColumns, kKeyBlocks>;
@@ -129,6 +140,11 @@ struct BackwardScores {
   Score const score;
   float const log2_scale;
   DropoutMask const& dropout;
+
+  CUTE_DEVICE static float element_of(Packed const& words, int m, int n, int i) {
+    uint32_t const word = words[n / 2][m][n % 2 * 2 + i / 2];
+    return to_float(uint16_t(i % 2 ? word >> 16 : word));
+  }
 
   // Calls visit(m, n, i) for all elements of a slice.
   template <class Visit>
@@ -243,10 +259,6 @@ struct BackwardScores {
   }
 
  private:
-  CUTE_DEVICE static float element_of(Packed const& words, int m, int n, int i) {
-    uint32_t const word = words[n / 2][m][n % 2 * 2 + i / 2];
-    return to_float(uint16_t(i % 2 ? word >> 16 : word));
-  }
   // Slope of softcap logit / cap.
   CUTE_DEVICE float slope_of_softcap(float x) const {
     return score.cap > 0.0f ? 1.0f - x * x : 1.0f;

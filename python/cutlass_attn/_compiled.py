@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from ._call.call import OF_FORWARD, Call
 from ._mods import cpp
 from ._mods.derivative import derivative
 from ._mods.gradients import first_order
-from ._mods.graph import Graph, UnsupportedModError
+from ._mods.graph import Graph
 
 _BEFORE = f"""\
 using cutlass::half_t;
@@ -32,23 +33,43 @@ class ScoreMod:
     name: str
     operands: bytes
     captures: tuple[torch.Tensor, ...]
+    sums: dict[int, torch.Tensor]  # {index of a captured tensor: its gradient, in float32}
 
     @property
     def argument(self) -> tuple[str, bytes]:
         return self.name, self.operands
 
 
-def made(graph: Graph) -> ScoreMod:
+def made(
+    graph: Graph,
+    wanted: Collection[int] = (),
+    of: Graph | None = None,
+    sums_on: torch.device | None = None,
+) -> ScoreMod:
     """Registers the graph's function and its derivative with `jit`, under a name.
 
     Numbers and tensors are operands, not part of the name: functions that differ only in numbers,
     or in tensors of equal dtypes and ranks, share one name and one kernel.
+
+    Args:
+        graph: the function.
+        wanted: indices of the captured tensors to which a backward kernel adds gradients.
+        of: the function without its masks, if tensors are wanted; derivatives are of this one,
+            because kernels need none where a key is masked.
+        sums_on: device of the gradients; None: that of the call.
     """
-    roots = {"score": graph.result, "grad": derivative(graph).score}
-    source = cpp.source(graph, roots)
+    found = derivative(graph if of is None else of, wanted)
+    if not found.loads:
+        found = derivative(graph)
+    source = cpp.source(graph, {"score": graph.result, "grad": found.score}, of=found)
+    sums = {
+        i: torch.zeros(graph.captures[i].shape, dtype=torch.float32, device=sums_on or graph.device)
+        for i in source.sums
+    }
     captures = tuple(_on(graph.device, x) for x in source.captures)
     source = dataclasses.replace(source, captures=captures)
-    return ScoreMod(jit.score_mod(_BEFORE + source.text), cpp.packed(source), captures)
+    operands = cpp.packed(source, tuple(sums.values()))
+    return ScoreMod(jit.score_mod(_BEFORE + source.text), operands, captures, sums)
 
 
 def _on(device: torch.device, x: torch.Tensor) -> torch.Tensor:
@@ -104,8 +125,11 @@ def forward_mod(call: Call, graph: Graph, device: Any = None) -> tuple[ScoreMod,
 def explained(call: Call, graph: Graph, device: Any, grad: bool) -> tuple[_C.Explanation, str]:
     """The result of `_C.explain`, and the name of the compiled function."""
     if grad:
-        graph, options = masked(graph, call)
-        mod = made(graph)
+        wanted = [i for i, x in enumerate(graph.captures) if x.requires_grad]
+        if wanted:
+            _check_order(call, graph.captures[wanted[0]])
+        whole, options = masked(graph, call)
+        mod = made(whole, wanted, graph, torch.device("meta"))
         call = Call(call.q, call.k, call.v, options)
         return call.explained_gradients(device, score_mod=mod.argument), mod.name
     mod, options = forward_mod(call, graph, device)
@@ -114,29 +138,45 @@ def explained(call: Call, graph: Graph, device: Any, grad: bool) -> tuple[_C.Exp
 
 
 def attention(call: Call, graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the log-sum-exp; differentiable in q, k, v and sinks, once.
+    """The result and the log-sum-exp; differentiable in q, k, v, sinks and captured tensors, once.
 
     Raises:
-        NotImplementedError: a captured tensor requires a gradient.
-        ValueError: no kernel takes the call.
+        ValueError: no kernel takes the call, or a captured tensor requires a gradient and the call
+            has to be deterministic.
         CompileError, CompilerNotFound: see `jit.cubin`.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in graph.captures):
-        shapes = [tuple(x.shape) for x in graph.captures if x.requires_grad]
-        raise UnsupportedModError(
-            f"a captured tensor of shape {shapes[0]} requires a gradient; allowed only where the "
-            "score_mod adds it to the score: detach it, or pass that term as bias="
-        )
-    return _Compiled.apply(call, graph, call.q, call.k, call.v, call.options.get("sinks"))  # type: ignore
+    if torch.is_grad_enabled():
+        for x in graph.captures:
+            if x.requires_grad:
+                _check_order(call, x)
+    sinks = call.options.get("sinks")
+    return _Compiled.apply(call, graph, call.q, call.k, call.v, sinks, *graph.captures)  # type: ignore
+
+
+def _check_order(call: Call, capture: torch.Tensor) -> None:
+    """Raises a ValueError if gradients of this tensor have to have the same bits in every run."""
+    if call.options.get("deterministic"):
+        given, allowed = "deterministic is True", "deterministic=False"
+    elif torch_library.is_deterministic():
+        given = "torch.use_deterministic_algorithms is on"
+        allowed = "torch.use_deterministic_algorithms(False)"
+    else:
+        return
+    raise ValueError(
+        f"{given}, and score_mod captures a tensor of shape {tuple(capture.shape)} that requires a "
+        f"gradient, which kernels add up in any order; allowed: {allowed}, or the tensor detached"
+    )
 
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, graph: Graph, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+    def forward(
+        ctx: Any, call: Call, graph: Graph, q: Any, k: Any, v: Any, sinks: Any, *captures: Any
+    ) -> Any:
         mod, options = forward_mod(call, graph)
         options = {**options, "return_lse": True, "out": None}
         out, lse = _C.forward(q, k, v, options, score_mod=mod.argument, dispatched=True)
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *captures)
         ctx.call = call, graph
         ctx.set_materialize_grads(False)
         return out, lse
@@ -160,10 +200,15 @@ def _gradients(
     sinks: Any,
     out: Any,
     lse: Any,
+    *captures: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The wanted gradients of q, k, v and sinks."""
-    graph, options = masked(graph, call)
-    mod = made(graph)
+    """The wanted gradients of q, k, v, sinks and captured tensors."""
+    graph = dataclasses.replace(graph, captures=list(captures))
+    of_captures = [i for i, is_wanted in enumerate(wanted[4:]) if is_wanted]
+    if of_captures:
+        _check_order(call, captures[of_captures[0]])
+    whole, options = masked(graph, call)
+    mod = made(whole, of_captures, graph)
     options = {name: x for name, x in options.items() if name not in OF_FORWARD}
     options.pop("out", None)
     if sinks is not None:
@@ -179,8 +224,13 @@ def _gradients(
         out=out,
         softmax_lse=lse,
         grad_softmax_lse=grad_lse,
-        wanted=[*wanted[:3], False, wanted[3]],  # q, k, v, bias, sinks
+        # q, k, v, bias, sinks; one of them, or no kernel would run
+        wanted=[wanted[0] or not any(wanted[:4]), *wanted[1:3], False, wanted[3]],
         score_mod=mod.argument,
         dispatched=True,
     )
-    return *grads[:3], grads[4]
+    found = [
+        (mod.sums[i].to(x) if i in mod.sums else torch.zeros_like(x)) if is_wanted else None
+        for i, (x, is_wanted) in enumerate(zip(captures, wanted[4:]))
+    ]
+    return *grads[:3], grads[4], *found

@@ -13,8 +13,10 @@ from cutlass_attn import _compiled, jit, tuning  # noqa: E402
 from cutlass_attn._call.call import Call  # noqa: E402
 from cutlass_attn._mods.tracing import trace  # noqa: E402
 from cutlass_attn.jit import sources  # noqa: E402
+from cutlass_attn.tools.tune import spills  # noqa: E402
 
 SLOPES = torch.ones(8)
+DISTANCES = torch.ones(8, 600)
 KERNELS = {
     "sm90/bf16/d64/128x128x8": "sm_90a",
     "sm80/f16/d64/64x64x4": "sm_80",
@@ -22,8 +24,9 @@ KERNELS = {
 }
 
 
-def mod_of(function):
-    return _compiled.made(trace(function, "score_mod"))
+def mod_of(function, *wanted):
+    graph = trace(function, "score_mod")
+    return _compiled.made(graph, wanted, graph)
 
 
 def alibi(s, b, h, q, k):
@@ -43,6 +46,31 @@ needs_nvrtc = pytest.mark.skipif(bool(jit.available()), reason=jit.available() o
 def test_nvrtc_takes_it(key, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path))
     assert len(jit.cubin(f"{key}+identity+{mod_of(alibi).name}", KERNELS[key])) > 10_000
+
+
+WITH_CAPTURES = {
+    "sm80/backward/f16/d64/64x128x4": "sm_80",
+    "sm80/backward/bf16/d128/32x128x8": "sm_89",
+    "sm80/backward/f16/d512/16x32x8": "sm_80",
+    "sm90/backward_wgmma/f16/d64/64x192x12": "sm_90a",
+    "sm90/backward_wgmma/bf16/d128/64x128x8": "sm_90a",
+}
+FUNCTIONS = {
+    "distances": lambda s, b, h, q, k: s + DISTANCES[h, q - k + 300],
+    "temperature": lambda s, b, h, q, k: s * SLOPES[h],
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("key", WITH_CAPTURES)
+def test_nvrtc_takes_gradients_of_captured_tensors(key, name):
+    """In Hopper's kernels without local memory, where the score is not needed."""
+    mod = mod_of(FUNCTIONS[name], 0)
+    source = jit._source(f"{key}+identity+{mod.name}")
+    _, log = jit._compiler().compile_with_log(source, WITH_CAPTURES[key])
+    assert "C75" not in log  # wgmma in sequence
+    assert not (spills(log) and key.startswith("sm90") and name == "distances")
 
 
 def test_numbers_and_tensors_are_no_part_of_the_name():
@@ -101,6 +129,27 @@ def test_explain_for_an_absent_gpu_names_what_a_gpu_would_run(where):
     assert found.score_mod and found.score_mod in found.call and "bias" not in found.call
     on_cpu = cutlass_attn.explain(*given, score_mod=biased, device="cpu")
     assert not on_cpu.score_mod and "bias" in on_cpu.call, on_cpu.call
+
+
+@needs_nvrtc
+def test_explain_counts_gradients_of_captured_tensors():
+    """Their kernel is another one, which warmup(grad=True) compiles."""
+    slopes = torch.ones(8)
+
+    def found(**options):
+        return cutlass_attn.explain(
+            *operands(2048),
+            score_mod=lambda s, b, h, q, k: s * slopes[h],
+            device="sm_90",
+            grad=True,
+            **options,
+        )
+
+    plain = found()
+    slopes.requires_grad_()
+    assert found().score_mod != plain.score_mod and found().chosen.key == plain.chosen.key
+    with pytest.raises(ValueError, match=r"deterministic is True.*captures a tensor of shape"):
+        found(deterministic=True)
 
 
 @needs_nvrtc
@@ -166,9 +215,9 @@ def test_second_order_is_refused(monkeypatch):
     def backward(q, k, v, options, **_):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None, None
 
-    mod = SimpleNamespace(argument=None)
+    mod = SimpleNamespace(argument=None, sums={})
     monkeypatch.setattr(_compiled, "_C", SimpleNamespace(forward=forward, backward=backward))
-    monkeypatch.setattr(_compiled, "made", lambda graph: mod)
+    monkeypatch.setattr(_compiled, "made", lambda *_: mod)
     q, k, v = (x.clone().requires_grad_() for x in operands())
     graph = trace(decay, "score_mod")
     out, _ = _compiled.attention(Call(q, k, v), graph)

@@ -9,10 +9,14 @@ from cutlass_attn._mods import cpp
 from cutlass_attn._mods.derivative import derivative
 from cutlass_attn._mods.tracing import trace
 
-H, SQ, SK = 2, 70, 70
+B, H, SQ, SK = 2, 2, 70, 70
 SLOPES = torch.ones(H)
 TABLE = torch.ones(H, SQ, SK)
 VISIBLE = torch.ones(H, SQ, SK, dtype=torch.bool)
+ENTRIES = torch.ones(B, H, SQ, SK)
+DISTANCES = torch.ones(H, 90)
+ROWS = torch.ones(SQ)
+COLUMNS = torch.ones(B, SK)
 CAP, OFFSET = 2.5, 3
 
 SCORE_MODS = {
@@ -28,6 +32,18 @@ SCORE_MODS = {
         -float("inf"),
     ),
 }
+# With gradients of all that they capture.
+CAPTURES = {
+    "Added": lambda s, b, h, q, k: (
+        s + ENTRIES[b, h, q, k] + SLOPES[h] * (k - q) + ROWS[q] * 2 + COLUMNS[b, k]
+    ),
+    "Distance": lambda s, b, h, q, k: s + DISTANCES[h, q - k + 20],
+    # Infinite where causal masks a key.
+    "SteepAdded": lambda s, b, h, q, k: (
+        s + SLOPES[h] * torch.where(k <= q + OFFSET, 1.0, float("inf"))
+    ),
+    "Scaled": lambda s, b, h, q, k: s * SLOPES[h] * ROWS[q] + DISTANCES[h, q - k + 20],
+}
 
 
 def text():
@@ -37,6 +53,11 @@ def text():
         graph = trace(function, "score_mod")
         roots = {"score": graph.result, "grad": derivative(graph).score}
         result += "\n" + cpp.source(graph, roots, name).text
+    for name, function in CAPTURES.items():
+        graph = trace(function, "score_mod")
+        found = derivative(graph, range(len(graph.captures)))
+        roots = {"score": graph.result, "grad": found.score}
+        result += "\n" + cpp.source(graph, roots, name, found).text
     return result
 
 

@@ -9,6 +9,17 @@
 //     float score(float score, int b, int h, int q, int k) const;  // the logit
 //     float grad(float score, int b, int h, int q, int k) const;   // d logit / d score
 //   };
+//
+// In a backward kernel, if elements of captured tensors have gradients, it also has
+//
+//     static constexpr int kSums = ...;  // number of such elements that it reads
+//     // false: grad() is 1, and neither slope() nor sum() depends on the score
+//     static constexpr bool kSumsReadScore = ...;
+//     enum Spread { kEach, kPerHead, kPerQuery, kPerKey, kPerDistance };
+//     static constexpr Spread kSpread[kSums] = ...;   // which logits of a head have one sum()
+//     template <int> struct Nth {};
+//     float slope(Nth<j>, float score, int b, int h, int q, int k) const;  // d logit / d element
+//     float* sum(Nth<j>, float score, int b, int h, int q, int k) const;   // its gradient, in fp32
 #pragma once
 
 #include "core/macros.hpp"
@@ -40,11 +51,28 @@ CA_HOST_DEVICE int64_t problem_offset() {
   auto const& params = *reinterpret_cast<Params const*>(kAnywhere);
   return int64_t(reinterpret_cast<uint64_t>(&problem_of(params, 0)) - kAnywhere);
 }
+template <class Mod>
+CA_HOST_DEVICE constexpr auto sums_of(int) -> decltype(Mod::kSums + 0) {
+  return Mod::kSums;
+}
+template <class Mod>
+CA_HOST_DEVICE constexpr int sums_of(long) {
+  return 0;
+}
+template <class Mod>
+CA_HOST_DEVICE constexpr bool sums_read_score() {
+  if constexpr (sums_of<Mod>(0) > 0) return Mod::kSumsReadScore;
+  return false;
+}
 }  // namespace detail
 
 // Mod: as above. Params: parameters of the kernel.
 template <class Mod, class Params>
 struct ScoreMod {
+  using Function = Mod;
+  static constexpr int kSums = detail::sums_of<Mod>(0);
+  static constexpr bool kSumsReadScore = detail::sums_read_score<Mod>();
+
   // p: must be the one in the kernel's parameters, not a copy.
   CA_HOST_DEVICE static Mod const& of(Problem const& p) {
     char const* const params = reinterpret_cast<char const*>(&p) - detail::problem_offset<Params>();
@@ -89,9 +117,11 @@ struct ScoreMod {
 template <class... Terms>
 struct ScoreModOf {
   using type = void;
+  static constexpr int kSums = 0;
+  static constexpr bool kSumsReadScore = false;
 };
 template <class Mod, class Params, class... Terms>
-struct ScoreModOf<ScoreMod<Mod, Params>, Terms...> {
+struct ScoreModOf<ScoreMod<Mod, Params>, Terms...> : ScoreMod<Mod, Params> {
   using type = ScoreMod<Mod, Params>;
 };
 template <class Term, class... Terms>

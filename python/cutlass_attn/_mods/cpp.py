@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .derivative import Derivative
 from .graph import Graph, Node, UnsupportedModError, in_float32, ordered
+from .masks import linear
 from .operations import OPERATIONS
 
 # C++ functions that the generated code calls. Integers are int, or int64_t if a captured int64
@@ -25,17 +27,21 @@ struct Captured {
   int64_t stride[kRank > 0 ? kRank : 1];  // in elements
   int32_t size[kRank > 0 ? kRank : 1];
 
-  // Negative indices wrap around, others beyond the end read the last entry.
+  // Address of an element. Negative indices wrap around, others beyond the end give the last entry.
   template <class... Index>
-  CA_HOST_DEVICE T operator()(Index... index) const {
-    int32_t const at[] = {saturated(index)..., 0};
+  CA_HOST_DEVICE T const* at(Index... index) const {
+    int32_t const given[] = {saturated(index)..., 0};
     int64_t offset = 0;
     for (int r = 0; r < kRank; ++r) {
-      int32_t i = at[r] < 0 ? at[r] + size[r] : at[r];
+      int32_t i = given[r] < 0 ? given[r] + size[r] : given[r];
       i = i < 0 ? 0 : i < size[r] ? i : size[r] - 1;
       offset += i * stride[r];
     }
-    return data[offset];
+    return data + offset;
+  }
+  template <class... Index>
+  CA_HOST_DEVICE T operator()(Index... index) const {
+    return *at(index...);
   }
 };
 
@@ -96,6 +102,7 @@ _TYPES = {
 }
 _NAMES = {"bool": "bool", "int": "int", "float": "float"}
 _ARGUMENTS = {"score": "float score", "b": "int b", "h": "int h", "q": "int q", "k": "int k"}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 # Numbers that are written into the code, because compilers generate shorter code for them.
 _LITERALS = (0, 1, math.inf, -math.inf)
 
@@ -106,33 +113,52 @@ class Source:
 
     text: str
     captures: tuple[torch.Tensor, ...]  # members t0, t1, ...
+    sums: tuple[int, ...]  # members s0, s1, ...: gradients of these captures of the graph
     ints: tuple[int, ...]  # members i[0], i[1], ...
     floats: tuple[float, ...]  # members f[0], f[1], ...
 
 
-def source(graph: Graph, functions: Mapping[str, Node], name: str = "Mod") -> Source:
+@dataclass
+class _Members:
+    captures: list[torch.Tensor]
+    sums: list[int]
+    ints: list[int]
+    floats: list[float]
+
+
+def source(
+    graph: Graph, functions: Mapping[str, Node], name: str = "Mod", of: Derivative | None = None
+) -> Source:
     """The struct `name`, with a member function for each of the nodes.
 
     All take (score, b, h, q, k), those of masks (b, h, q, k). Two mods with one graph have one
     text, whatever their numbers are, so one compiled kernel serves both.
+
+    of: for gradients of captured tensors, the members that core/terms/score_mod.hpp names.
     """
-    captures: list[torch.Tensor] = []
-    ints: list[int] = []
-    floats: list[float] = []
+    own = _Members([], [], [], [])
     body = "".join(
-        _function(graph, key, root, captures, ints, floats) for key, root in functions.items()
+        _function(graph, own, f"{_NAMES[root.kind]} {key}", _arguments(root), [root])
+        for key, root in functions.items()
     )
-    members = [f"  Captured<{_TYPES[x.dtype]}, {x.dim()}> t{j};\n" for j, x in enumerate(captures)]
-    members += [f"  int32_t i[{len(ints)}];\n"] if ints else []
-    members += [f"  float f[{len(floats)}];\n"] if floats else []
+    if of is not None and of.loads:
+        body += _sums(graph, own, of)
+    members = [
+        f"  Captured<{_TYPES[x.dtype]}, {x.dim()}> t{j};\n" for j, x in enumerate(own.captures)
+    ]
+    members += [
+        f"  Captured<float, {graph.captures[x].dim()}> s{j};\n" for j, x in enumerate(own.sums)
+    ]
+    members += [f"  int32_t i[{len(own.ints)}];\n"] if own.ints else []
+    members += [f"  float f[{len(own.floats)}];\n"] if own.floats else []
     text = f"struct {name} {{\n{''.join(members)}{body}}};\n"
-    return Source(text, tuple(captures), tuple(ints), tuple(floats))
+    return Source(text, *(tuple(x) for x in (own.captures, own.sums, own.ints, own.floats)))
 
 
-def packed(source: Source) -> bytes:
-    """The struct's members as they lie in memory."""
+def packed(source: Source, sums: Sequence[torch.Tensor] = ()) -> bytes:
+    """The struct's members as they lie in memory. sums: float32 tensors, for source.sums."""
     result = b""
-    for x in source.captures:
+    for x in (*source.captures, *sums):
         if not all(0 < n < 2**31 for n in x.shape):
             raise UnsupportedModError(
                 f"a captured tensor has shape {tuple(x.shape)}; kernels read sizes of 1 to 2^31 - 1"
@@ -150,15 +176,66 @@ def packed(source: Source) -> bytes:
     )
 
 
+def _arguments(root: Node) -> tuple[str, ...]:
+    names = ("score", "b", "h", "q", "k")
+    return names if root.kind == "float" else names[1:]
+
+
+def _sums(graph: Graph, own: _Members, of: Derivative) -> str:
+    """The members for gradients of captured tensors."""
+    names = ("score", "b", "h", "q", "k")
+    spreads, values, addresses = [], "", ""
+    for j, (load, value) in enumerate(of.loads):
+        if load.value not in own.sums:
+            own.sums.append(load.value)
+        spreads.append(_spread(load))
+        nth = f"Nth<{j}>"
+        values += _function(graph, own, "float slope", (nth, *names), [value])
+        at = f"const_cast<float*>(s{own.sums.index(load.value)}.at({{}}))"
+        addresses += _function(graph, own, "float* sum", (nth, *names), load.args, at)
+    # Where the score is neither in slopes and indices nor changed but by a term that is added.
+    is_added = of.score.is_number and of.score.value == 1.0
+    reads_score = not is_added or any(
+        "score" in x.depends for load, value in of.loads for x in (load, value)
+    )
+    return (
+        f"  static constexpr int kSums = {len(of.loads)};\n"
+        f"  static constexpr bool kSumsReadScore = {str(reads_score).lower()};\n"
+        "  enum Spread { kEach, kPerHead, kPerQuery, kPerKey, kPerDistance };\n"
+        f"  static constexpr Spread kSpread[] = {{{', '.join(spreads)}}};\n"
+        f"  template <int>\n  struct Nth {{}};\n{values}{addresses}"
+    )
+
+
+def _spread(load: Node) -> str:
+    """Which logits of a head read one element of a captured tensor."""
+    if "score" in load.depends:
+        return "kEach"
+    dims = load.depends & {"q", "k"}
+    if len(dims) < 2:
+        return "kPerQuery" if "q" in dims else "kPerKey" if dims else "kPerHead"
+    of_distance: set[Node] = set()  # nodes that depend on q and k only by q - k
+    for node in ordered(load):
+        is_comparison = node.op in _COMPARISONS
+        terms = [linear(x) for x in (node.args if is_comparison else (node,))]
+        sums = {None if x is None else x[0] + x[1] for x in terms}
+        is_linear = sums == {0} or (is_comparison and len(sums) == 1 and None not in sums)
+        has_known = bool(node.args) and of_distance.issuperset(node.args)
+        if is_linear or has_known or node.depends.isdisjoint("qk"):
+            of_distance.add(node)
+    return "kPerDistance" if load in of_distance else "kEach"
+
+
 def _function(
     graph: Graph,
-    key: str,
-    root: Node,
-    captures: list[torch.Tensor],
-    ints: list[int],
-    floats: list[float],
+    own: _Members,
+    name: str,
+    arguments: Sequence[str],
+    roots: Sequence[Node],
+    result: str = "{}",
 ) -> str:
-    order = ordered(root)
+    """A function that returns `result` of the nodes."""
+    order = ordered(*roots)
     # Exponents, shifts and integer divisors are part of the text, too: a division by a number that
     # the compiler does not know is 20 instructions.
     constant = {x.args[1] for x in order if x.op in ("pow", "shl", "shr")}
@@ -171,7 +248,7 @@ def _function(
             text[node] = node.value
             continue
         if node.is_number:
-            text[node] = _number(node, node in constant, ints, floats)
+            text[node] = _number(node, node in constant, own.ints, own.floats)
             continue
         args = [text[x] for x in node.args]
         kind = _NAMES[node.kind]
@@ -182,9 +259,9 @@ def _function(
                 raise UnsupportedModError(
                     f"a captured tensor has dtype {tensor.dtype}; kernels read {allowed}"
                 )
-            slot = next((j for j, x in enumerate(captures) if x is tensor), len(captures))
-            if slot == len(captures):
-                captures.append(tensor)
+            slot = next((j for j, x in enumerate(own.captures) if x is tensor), len(own.captures))
+            if slot == len(own.captures):
+                own.captures.append(tensor)
             is_wide = tensor.dtype == torch.int64
         else:
             is_wide = not wide.isdisjoint(node.args)
@@ -202,12 +279,14 @@ def _function(
             expression = OPERATIONS[node.op].cpp.format(*args)
         text[node] = f"v{len(lines)}"
         lines.append(f"    {kind} const {text[node]} = {expression};\n")
-    names = ("score", "b", "h", "q", "k") if root.kind == "float" else ("b", "h", "q", "k")
     read = {x.value for x in order if x.op == "variable"}
-    arguments = ", ".join(_ARGUMENTS[x] if x in read else _ARGUMENTS[x].split()[0] for x in names)
+    given = (
+        x if x not in _ARGUMENTS else _ARGUMENTS[x] if x in read else _ARGUMENTS[x].split()[0]
+        for x in arguments
+    )
     return (
-        f"  CA_HOST_DEVICE {_NAMES[root.kind]} {key}({arguments}) const {{\n"
-        f"{''.join(lines)}    return {text[root]};\n  }}\n"
+        f"  CA_HOST_DEVICE {name}({', '.join(given)}) const {{\n"
+        f"{''.join(lines)}    return {result.format(', '.join(text[x] for x in roots))};\n  }}\n"
     )
 
 

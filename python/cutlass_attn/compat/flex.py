@@ -88,8 +88,8 @@ def flex_attention(
     Returns:
         (B, Hq, L, Ev) in query's dtype; with `return_lse` a pair with the natural log-sum-exp,
         float32 (B, Hq, L); with `return_aux` a pair with an AuxOutput. A query that sees no key
-        gives zeros and -inf. Differentiable in query, key, value and in captured tensors that are
-        added to the score, on a CPU as well.
+        gives zeros and -inf. Differentiable in query, key, value and in captured float tensors, on
+        a CPU as well.
 
     Raises:
         UnsupportedModError: a NotImplementedError: score_mod or mask_mod cannot be traced, or no

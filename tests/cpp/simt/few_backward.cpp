@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "backward_kernels.hpp"
+#include "captures_case.hpp"
 #include "check.hpp"
 
 using namespace backward_case;
@@ -55,6 +56,19 @@ TEST(few_terms) {
   Case b{.name = "pairs", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
   b.has_short_bias = b.has_mask = true, b.softcap = 1.5f;
   run<Both, Score<Softcap, PairBias, PairMask>>(b);
+}
+
+// Gradients of tensors that a score_mod captures.
+TEST(few_captures) {
+  using captures::check_kernel;
+  namespace mods = captures::mods;
+  using Both = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
+  Case c{.name = "captures", .seqlen_q = 70, .seqlen_k = 139, .mask = causal()};
+  check_kernel<Both, mods::Added>(c);
+  check_kernel<sm80::Backward<Half, Tile<128, 32, 128, 8>>, mods::Scaled>(c);
+  check_kernel<sm80::Backward<Half, Tile<512, 16, 32, 8>>, mods::Scaled>(c);
+  Case masked{.name = "NaN", .heads_q = 1, .seqlen_k = 73, .mask = window(30, -4), .nan_keys = 4};
+  check_kernel<Both, mods::Distance>(masked);
 }
 
 TEST(few_wgmma) {

@@ -284,6 +284,7 @@ template <class T>
 void check_shuffle(T scale) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           CHECK(Sm80::shuffle_xor(T(scale * Sm80::thread()), 5) == T(scale * (Sm80::thread() ^ 5)));
+          CHECK(Sm80::shuffle(T(scale * Sm80::thread()), 3) == T(scale * 3));
         }).ok());
 }
 

@@ -95,6 +95,18 @@ TEST(shuffle_exchanges) {
                  "shuffle_xor with lane mask 32; allowed: 0 to 31"));
 }
 
+TEST(shuffle_reads_any_lane) {
+  int wrong = 0;
+  CHECK(run_block(64, 0, [&](char*) {
+          uint64_t const thread = engine::thread(), source = thread * 7 % 5;
+          wrong += engine::shuffle(thread << 40 | 5, int(source)) !=
+                   ((thread / kWarpSize * kWarpSize + source) << 40 | 5);
+        }).empty());
+  CHECK(wrong == 0);
+  CHECK(contains(run_block(32, 0, [](char*) { engine::shuffle(0, 32); }),
+                 "shuffle with lane 32; allowed: 0 to 31"));
+}
+
 TEST(any_is_of_the_warp) {
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> wrong{0};
