@@ -326,14 +326,11 @@ struct BiasGradConsumer {
     arrive<Arch>(&shared.empty[ring.stage]);
     CUTE_UNROLL
     for (int n = 0; n < kM / 8; ++n) {
+      float delta[2];  // of two queries
+      Arch::load_shared(stats + Address((n * 4 + lane % 4) * 16 + 8), delta);
       CUTE_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        float stat[2];
-        Arch::load_shared(stats + Address((n * 8 + lane % 4 * 2 + j) * 8), stat);
-        CUTE_UNROLL
-        for (int i = j; i < 4; i += 2) {
-          sum(i, 0, n) = fmaf(x(i, 0, n), dp(i, 0, n) - stat[1], sum(i, 0, n));
-        }
+      for (int i = 0; i < 4; ++i) {
+        sum(i, 0, n) = fmaf(x(i, 0, n), dp(i, 0, n) - delta[i % 2], sum(i, 0, n));
       }
     }
     ring.advance();
