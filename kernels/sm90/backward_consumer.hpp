@@ -8,8 +8,8 @@
 //
 // No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run products of
 // the other warpgroups. Two warpgroups take turns: one computes S and P of a step, the other the
-// rest of a step, so that exponentials of one overlap products of the other. Three share no
-// barrier, but begin one after the other (docs/notes/backward.md).
+// rest of a step, so that exponentials of one overlap products of the other. Where they do not,
+// warpgroups share no barrier, but begin one after the other (docs/notes/backward.md).
 //
 // With a softcap, a score_mod or dropout, dS and dV need different P. P for dS waits in shared
 // memory, because registers do not suffice for both.
@@ -34,11 +34,12 @@ struct BackwardConsumer {
   using Scores = BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
-  static constexpr bool kTakesTurns = Config::kGroups == 2;
-  static constexpr int kFirstTurn = 4;    // named barrier of the first warpgroup's turn
-  static constexpr int kStaggerNs = 300;  // between the starts of warpgroups
   // Whether P for dV differs from P for dS.
   static constexpr bool kHasTwoWeights = !Score::kIsLinear || Config::kDrops;
+  // Whether two warpgroups take turns. Where S and P take most of a step, turns cost time.
+  static constexpr bool kTakesTurns = Config::kGroups == 2 && !kHasTwoWeights && !Config::kHasMask;
+  static constexpr int kFirstTurn = 4;    // named barrier of the first warpgroup's turn
+  static constexpr int kStaggerNs = 300;  // between the starts of warpgroups
 
   using Params = typename Config::Params;
   using Steps = StepsOf<Config>;
