@@ -223,7 +223,7 @@ struct BiasGradProducer {
   // Statistics of this lane's two queries among the 64 of the tile, or among the next 64.
   CUTE_DEVICE Stats stats_of(BiasStep const& step, int half, int lane) const {
     int const query = step.query + half * 64;
-    if (query >= lens.q) return {{-kInf, 0.0f, -kInf, 0.0f}};
+    if (query >= lens.q) return {{-kInf, -kInf, 0.0f, 0.0f}};
     int64_t const number = params.queries.template number<64, false>(
         params.problem.seq_q, {step.batch, step.head, query});
     return reinterpret_cast<Stats const*>(params.stats + number * 128)[lane];
