@@ -2,8 +2,9 @@
 
 The parameters are those of tests/test_flash_mla_{dense_decoding,sparse_decoding,sparse_prefill}.py
 in github.com/deepseek-ai/FlashMLA at 9241ae3. A run takes some cases, in which every pair of values
-of two parameters occurs together; CUTLASS_ATTN_TEST_FLASH_MLA=all takes all. On a CPU a case has
-fewer sequences, and prefill fewer query tokens.
+of two parameters occurs together, with fewer sequences, and in prefill fewer query tokens.
+CUTLASS_ATTN_TEST_FLASH_MLA=all takes all, which are whole on a GPU: one process at a time, as they
+take most of its memory.
 """
 
 import itertools
@@ -35,7 +36,7 @@ class Dense:
     causal: bool
     some_have_no_keys: bool = False
 
-    def on_cpu(self):
+    def small(self):
         return replace(self, batch=min(self.batch, 3))
 
 
@@ -84,7 +85,7 @@ class Sparse:
     are_invalid: bool = False
     some_have_no_keys: bool = False
 
-    def on_cpu(self):
+    def small(self):
         return replace(self, batch=min(self.batch, 2))
 
 
@@ -135,7 +136,7 @@ class Prefill:
     has_lengths: bool = False
     some_are_invalid: bool = False
 
-    def on_cpu(self):
+    def small(self):
         return replace(self, queries=min(self.queries, 5))
 
 
@@ -188,7 +189,8 @@ def chosen(every, seed):
 
 def on_devices(every, seed):
     some = chosen(every, seed)
-    for device, its in (("cpu", dict.fromkeys(x.on_cpu() for x in some)), ("cuda", some)):
+    small = dict.fromkeys(x.small() for x in some)
+    for device, its in (("cpu", small), ("cuda", some if ALL else small)):
         marks = [cases.needs_gpu] if device == "cuda" else []
         for case in its:
             name = "-".join(str(x) for _, _, x in values_of(case))
