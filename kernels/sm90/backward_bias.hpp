@@ -223,7 +223,7 @@ struct BiasGradProducer {
   // Statistics of this lane's two queries among the 64 of the tile, or among the next 64.
   CUTE_DEVICE Stats stats_of(BiasStep const& step, int half, int lane) const {
     int const query = step.query + half * 64;
-    if (query >= lens.q) return {{-kInf, -kInf, 0.0f, 0.0f}};
+    if (query >= lens.q) return {{-kInf, 0.0f, -kInf, 0.0f}};
     int64_t const number = params.queries.template number<64, false>(
         params.problem.seq_q, {step.batch, step.head, query});
     return reinterpret_cast<Stats const*>(params.stats + number * 128)[lane];
@@ -326,11 +326,14 @@ struct BiasGradConsumer {
     arrive<Arch>(&shared.empty[ring.stage]);
     CUTE_UNROLL
     for (int n = 0; n < kM / 8; ++n) {
-      float delta[2];  // of two queries
-      Arch::load_shared(stats + Address((n * 4 + lane % 4) * 16 + 8), delta);
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        sum(i, 0, n) = fmaf(x(i, 0, n), dp(i, 0, n) - delta[i % 2], sum(i, 0, n));
+      for (int j = 0; j < 2; ++j) {
+        float stat[2];
+        Arch::load_shared(stats + Address((n * 8 + lane % 4 * 2 + j) * 8), stat);
+        CUTE_UNROLL
+        for (int i = j; i < 4; i += 2) {
+          sum(i, 0, n) = fmaf(x(i, 0, n), dp(i, 0, n) - stat[1], sum(i, 0, n));
+        }
       }
     }
     ring.advance();

@@ -64,8 +64,8 @@ struct KeysProducer {
     CUTE_NO_UNROLL
     while (at.number < steps) {
       float const* const from =
-          params.stats + at.number_of(params, tile.batch) * (kM * 2) + lane * 4 + stat * 2;
-      float const of_even = from[0], of_odd = from[1];
+          params.stats + at.number_of(params, tile.batch) * (kM * 2) + lane * 4 + stat;
+      float const of_even = from[0], of_odd = from[2];
       Arch::mbarrier_wait(&empty[ring.stage], ring.round ^ 1);
       stats[ring.stage][lane * 2] = of_even;
       stats[ring.stage][lane * 2 + 1] = of_odd;

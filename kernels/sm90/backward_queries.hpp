@@ -151,9 +151,8 @@ struct QueriesConsumer {
                            128;
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float const* const stats = from + Params::stat_place(row + half * 8);
-      neg_lse[half] = stats[0];
-      delta[half] = stats[2];
+      neg_lse[half] = from[(row + half * 8) * 2];
+      delta[half] = from[(row + half * 8) * 2 + 1];
     }
   }
 

@@ -4,9 +4,9 @@
 // A block of the kernel has a tile of keys of a KV head. A block of the launches before and after
 // has a tile of 64 queries of a query head. The workspace is ordered by tiles of 64 queries:
 //
-//   stats    (tile, query pair, 2, 2) fp32           of two queries: -LSE in units of log2, -inf if
-//                                                    the query does not exist or all its keys are
-//                                                    masked; then delta = rowsum(dO O) - dLSE
+//   stats    (tile, query, 2) fp32                   -LSE in units of log2, -inf if the query does
+//                                                    not exist or all its keys are masked; and
+//                                                    delta = rowsum(dO O) - dLSE
 //   grad_q   (tile, m16 block, n8 block, 128) fp32   dQ before softmax_scale, as accumulators
 //   sinks    (tile) fp32                             sum of exp(sink - LSE) delta over the rows
 //   turns    (tile, m16 block) int32                 if dQ is added in order: number of key tiles
@@ -97,9 +97,6 @@ struct MmaBackwardParams {
   int32_t zeroes_bias;  // whether the launch before zeroes the bias gradient
   TileOrder order;      // used if dQ is added in any order and sequences are not packed
   BiasOrder bias_order;
-
-  // Place of a query's -LSE among the statistics of its tile. Its delta is two numbers behind.
-  CA_HOST_DEVICE static int stat_place(int row) { return row / 2 * 4 + row % 2; }
 
   // facts.block_m: keys per tile.
   static MmaBackwardParams prepare(Problem const& p, Workspace const& workspace,

@@ -42,8 +42,8 @@ struct BackwardBefore {
       if (thread % kLanes == 0) {
         float stats[2] = {-kInf, 0.0f};
         if (row < rows) row_stats(params, seq, tile, row, sum, stats, sink_sum);
-        float* const to = params.stats + int64_t(block) * kRows * 2 + Params::stat_place(row);
-        to[0] = stats[0], to[2] = stats[1];
+        auto* const to = params.stats + (int64_t(block) * kRows + row) * 2;
+        to[0] = stats[0], to[1] = stats[1];
       }
     }
     if (params.sinks) add_up<Arch>(sink_sum, smem, params.sinks + block);

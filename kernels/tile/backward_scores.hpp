@@ -214,11 +214,11 @@ struct BackwardScores {
     }
     CUTE_UNROLL
     for (int n = 0; n < Config::kSlice / 16; ++n) {
-      for_queries<kNegLse>(n, stats, lane, [&](int m, int n, int i, float neg_lse) {
+      for_queries(n, stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
         // x is still the tanh. Computed this late, its slope takes few registers.
         if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
         if constexpr (kAddsToSoftcap<Score>) slope(i, m, n) = element_of(saved.products, m, n, i);
-        x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, neg_lse));
+        x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
         if constexpr (!Score::kIsLinear) {
           // If a weight is 0, the slope may be infinite: of a user's function, or of a masked key.
           bool const is_none = (Score::kHasMod || kIsSoftcapAlone<Score>) && x(i, m, n) == 0.0f;
@@ -248,17 +248,14 @@ struct BackwardScores {
 
   // From dP of a slice to P (dP - delta), with either P of `saved`.
   CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& saved, Address stats, int lane) const {
-    CUTE_UNROLL
-    for (int n = 0; n < Config::kSlice / 16; ++n) {
-      for_queries<kDelta>(n, stats, lane, [&](int m, int n, int i, float delta) {
-        float const weight = element_of(saved, m, n, i);
-        if constexpr (Config::kMayDrop) {
-          dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * delta);
-        } else {
-          dp(i, m, n) = weight * (dp(i, m, n) - delta);
-        }
-      });
-    }
+    for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
+      float const weight = element_of(saved, m, n, i);
+      if constexpr (Config::kMayDrop) {
+        dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * stat[1]);
+      } else {
+        dp(i, m, n) = weight * (dp(i, m, n) - stat[1]);
+      }
+    });
   }
 
  private:
@@ -270,20 +267,27 @@ struct BackwardScores {
     return std::is_same_v<Element, cutlass::half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
   }
 
-  // Calls visit(m, n, i, stat) for the elements of the n16-th 16 queries, with a statistic of their
-  // queries. Two queries side by side have it side by side (tile/backward_params.hpp).
-  enum Stat { kNegLse, kDelta };
-  template <Stat kStat, class Visit>
+  // Calls visit(m, n, i, stat) for all elements, with the statistics of their queries.
+  template <class Visit>
+  CUTE_DEVICE static void for_queries(Address stats, int lane, Visit&& visit) {
+    CUTE_UNROLL
+    for (int n = 0; n < Config::kSlice / 16; ++n) for_queries(n, stats, lane, visit);
+  }
+  // for_queries() for the n16-th 16 queries.
+  template <class Visit>
   CUTE_DEVICE static void for_queries(int n16, Address stats, int lane, Visit&& visit) {
-    stats += Address(lane % 4 * 16 + kStat * 8);
+    stats += Address(lane % 4 * 16);
     CUTE_UNROLL
     for (int n = 2 * n16; n < 2 * n16 + 2; ++n) {
-      float stat[2];
-      Arch::load_shared(stats + Address(n * 64), stat);
       CUTE_UNROLL
-      for (int m = 0; m < kKeyBlocks; ++m) {
+      for (int j = 0; j < 2; ++j) {
+        float stat[2];
+        Arch::load_shared(stats + Address(n * 64 + j * 8), stat);
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) visit(m, n, i, stat[i % 2]);
+        for (int m = 0; m < kKeyBlocks; ++m) {
+          CUTE_UNROLL
+          for (int i = j; i < 4; i += 2) visit(m, n, i, stat);
+        }
       }
     }
   }
