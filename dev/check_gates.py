@@ -33,7 +33,8 @@ from .gates.thresholds import FAIL, PASS, load_gates
 from .sass import disassemble as sass
 from .sass.issue_slots import model_of
 from .sass.loops import SassError
-from .sass.tiles import backward_tile_of, code_of, latent_tile_of, tile_of
+from .sass.serving_tiles import code_of, latent_tile_of
+from .sass.tiles import backward_tile_of, tile_of
 
 
 def main() -> int:

@@ -25,7 +25,8 @@ from cutlass_attn._build.variant_key import key_of
 from .sass import disassemble as sass
 from .sass.issue_slots import PARTS, model_of
 from .sass.loops import KINDS, SassError
-from .sass.tiles import backward_tile_of, latent_tile_of, tile_of
+from .sass.serving_tiles import latent_tile_of
+from .sass.tiles import backward_tile_of, tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:

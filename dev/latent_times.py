@@ -26,7 +26,7 @@ from cutlass_attn._build.variant_key import key_of
 
 from .sass import disassemble as sass
 from .sass.issue_slots import PARTS, Part, model_of
-from .sass.tiles import LatentTile, latent_tile_of
+from .sass.serving_tiles import LatentTile, latent_tile_of
 
 COPY = 0.9  # a copy's share of the memory's rate
 LATENCY_US = 0.7

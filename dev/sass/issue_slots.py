@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .loops import KINDS, MEMORY, Instruction, hot_path, read_blocks
-from .tiles import BackwardTile, LatentTile, Tile
+from .serving_tiles import LatentTile
+from .tiles import BackwardTile, Tile
 
 SCHEDULERS = 4  # per SM; each has a quarter of its units
 MUFU_CLOCKS = 32 // 4

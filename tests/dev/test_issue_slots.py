@@ -16,7 +16,8 @@ from dev.sass.loops import (
     reach,
     read_blocks,
 )
-from dev.sass.tiles import Tile, backward_tile_of, latent_tile_of
+from dev.sass.serving_tiles import latent_tile_of
+from dev.sass.tiles import Tile, backward_tile_of
 
 # A loop from `head` on: one copy of its body with a rare branch, one that tests masks, then maybe a
 # copy of the next tile, in two versions. Of each block its name and where control goes from there.

@@ -4,7 +4,7 @@ import pytest
 
 from dev.latent_times import Call, clocks_of, explained, predicted_us
 from dev.sass.issue_slots import PARTS, Part
-from dev.sass.tiles import latent_tile_of
+from dev.sass.serving_tiles import latent_tile_of
 
 # With the 6 clocks of a product that were measured.
 H200 = Part("H200", 132, 1.755, 632.0, 632.0, 1264.0, 4800.0)

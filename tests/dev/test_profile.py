@@ -20,7 +20,8 @@ from dev.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
 from dev.profile import measure as profile
 from dev.profile.command import profile as the_command
 from dev.sass import disassemble as sass
-from dev.sass.tiles import Tile, code_of, tile_of
+from dev.sass.serving_tiles import code_of
+from dev.sass.tiles import Tile, tile_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"

@@ -8,7 +8,7 @@ from cutlass_attn import jit
 
 from dev.sass import disassemble as sass
 from dev.sass.issue_slots import model_of
-from dev.sass.tiles import latent_tile_of
+from dev.sass.serving_tiles import latent_tile_of
 
 NAMES = [
     "sm80/mask/f16/d64/128x64x4+mask",
