@@ -87,6 +87,7 @@ OPTIONS = {
     "cpu/int8": ALL_OPTIONS - {"dropout"},
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
     "sm90/backward_wgmma": {"sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_q128": {"sinks"},
     "sm90/backward_wgmma_varlen": {"sinks", "alibi_slopes"},
     "sm90/backward_wgmma_mask": {"mask", "sinks", "alibi_slopes", "attention_chunk"},
     "sm90/backward_wgmma_with_bias": {"bias", "sinks", "alibi_slopes"},

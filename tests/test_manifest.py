@@ -20,7 +20,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
     names += ("with_bias", "mask", "with_bias_mask")
     names += ("with_bias_dropout", "mask_dropout", "varlen_dropout")
-    on_wgmma = ("mask", "varlen", "ordered", "with_bias", "with_bias_mask", "bias_grad")
+    on_wgmma = ("q128", "mask", "varlen", "ordered", "with_bias", "with_bias_mask", "bias_grad")
     on_wgmma += ("mask_bias_grad", "dropout", "varlen_dropout", "mask_dropout")
     on_wgmma += ("with_bias_ordered", "bias_grad_ordered")
     backward = {

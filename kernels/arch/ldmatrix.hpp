@@ -1,5 +1,5 @@
-// ldmatrix: loads four 8 x 8 matrices of 16-bit elements from shared memory in the layout of mma.
-// movmatrix: transposes one such matrix.
+// ldmatrix and stmatrix: load and store four 8 x 8 matrices of 16-bit elements in shared memory, in
+// the layout of mma. movmatrix: transposes one such matrix.
 #pragma once
 
 #include "arch/shared.hpp"
@@ -29,6 +29,15 @@ struct LdMatrix {
   }
 };
 
+struct StMatrix {  // compute capability 9.0 and later
+  // stmatrix.x4: the counterpart of ldmatrix.x4.
+  CUTE_DEVICE static void stmatrix_x4(SharedMemory::SmemAddress row, uint32_t const (&d)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+                 "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+                 : "memory");
+  }
+};
+
 #else
 
 struct LdMatrix {
@@ -39,6 +48,12 @@ struct LdMatrix {
     simt::engine::ldmatrix_x4(true, reinterpret_cast<void const*>(row), d);
   }
   static uint32_t movmatrix_trans(uint32_t x) { return simt::engine::movmatrix_trans(x); }
+};
+
+struct StMatrix {
+  static void stmatrix_x4(SharedMemory::SmemAddress row, uint32_t const (&d)[4]) {
+    simt::engine::stmatrix_x4(reinterpret_cast<void*>(row), d);
+  }
 };
 
 #endif

@@ -10,7 +10,7 @@
 
 namespace cutlass_attn::arch {
 
-struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Wgmma {
+struct Sm90 : Sm80, StMatrix, Cluster, Grid, Mbarrier, Tma, Wgmma {
   static constexpr int kSmemAlignment = 1024;  // period of the swizzle
   static constexpr bool kHasWgmma = true;
 };

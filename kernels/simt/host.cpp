@@ -147,6 +147,15 @@ void load_shared(void const* smem, uint32_t* words, int count) {
   std::memcpy(words, smem, size_t(count) * 4);
 }
 
+void stmatrix_x4(void* row, uint32_t const (&d)[4]) {
+  self->worker->check_shared("stmatrix", row);
+  int const lane = self->id % kWarpSize;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint64_t const to = shuffle(reinterpret_cast<uintptr_t>(row), matrix * 8 + lane / 4);
+    store_shared(reinterpret_cast<char*>(to) + lane % 4 * 4, &d[matrix], 1);
+  }
+}
+
 uint64_t shuffle_xor(uint64_t value, int lane_mask) {
   if (lane_mask < 0 || lane_mask >= kWarpSize) {
     self->worker->fail("calls shuffle_xor with lane mask " + std::to_string(lane_mask) +

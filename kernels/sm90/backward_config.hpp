@@ -50,7 +50,10 @@ struct BackwardConfig {
   static constexpr int kCopyRegisters = 24, kGradQRegisters = kCopiesApart ? 72 : 80;
   static constexpr int kKeysRegisters = kCopiesApart ? 208 : 144;
   static_assert((kGroups == 2 || kGroups == 3) && kBlockN == 64 * kGroups &&
-                kBlockM == BackwardParams::kBlockM);
+                kBlockM % BackwardParams::kBlockM == 0);
+  // Tiles of the workspace in a step.
+  static constexpr int kTiles = kBlockM / BackwardParams::kBlockM;
+  static_assert(kTiles == 1 || !(kIsOrdered || kHasMask || kHasBias));
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
   // Traits required by BackwardProducts and BackwardScores: slices are whole tiles.
@@ -64,7 +67,7 @@ struct BackwardConfig {
   // Bias of a warpgroup's keys: (query, key). It arrives in the buffer that these keys' dS takes
   // later in the step.
   using TileBias = SwizzledTile<kBlockM, 64>;
-  static_assert(kGroups * TileBias::kBytes == TileS::kBytes);
+  static_assert(!kHasBias || kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;
 
   using Block = BackwardBlock<SeqInfo, kWarpsN>;
@@ -115,9 +118,9 @@ struct BackwardSteps {
     }
   }
 
-  // Index of the tile in the workspace.
+  // Index of the step's first tile in the workspace.
   CUTE_DEVICE int64_t number_of(typename Config::Params const& params, int batch) const {
-    return params.queries.template number<Config::kBlockM, Config::kIsVarlen>(
+    return params.queries.template number<MmaBackwardParams::kTileRows, Config::kIsVarlen>(
         params.problem.seq_q, {batch, head, tile * Config::kBlockM});
   }
 
@@ -141,6 +144,14 @@ struct PublishedSteps {
     return present().number;
   }
 };
+
+// Whether a step has the i-th tile of the workspace. A head's last step may have fewer than others.
+template <class Config, class Block>
+CUTE_DEVICE bool has_tile(typename Config::Params const& params, Block const& block, int step,
+                          int i) {
+  return i == 0 ||
+         step * Config::kBlockM + i * BackwardParams::kBlockM < block.seq.lens(params.problem).q;
+}
 
 // Iterator of the consumers and of the dQ warpgroup.
 template <class Config>

@@ -119,6 +119,7 @@ struct BackwardConsumer {
     if constexpr (Scores::kHasCaptures) captured(at).add_before(x, weights, products, stats());
     to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
+    publish_grad_s();  // after the product is issued: the fence waits for the stores
     if constexpr (Scores::kHasCaptures) captured(at).add_after(x, saved);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
@@ -149,7 +150,7 @@ struct BackwardConsumer {
     int const thread, stage;
 
     CUTE_DEVICE void apply_bits(typename Products::Slice& x) const {
-      static_assert(Products::Slice::kSize == 32);
+      static_assert(!Config::kHasMask || Products::Slice::kSize == 32);
       unpredicated_if(Arch::any(bits != ~0u), [&] {
         CUTE_UNROLL
         for (int i = 0; i < 32; ++i) x.x[i] = bits >> i & 1 ? x.x[i] : -kInf;
@@ -201,7 +202,7 @@ struct BackwardConsumer {
     }
   }
 
-  // dS goes to registers and, for dQ, to shared memory.
+  // dS goes to registers and, for dQ, to shared memory as (key, query).
   CUTE_DEVICE void to_grad_s() {
     int const thread = BackwardConsumer::thread(), lane = thread % 32;
     if constexpr (kHasTwoWeights) {
@@ -211,10 +212,17 @@ struct BackwardConsumer {
       }
     }
     scores.gradient(x, saved, stats(), lane, grad_s);
-    int const row = thread / 32 * Config::kWarpKeys + lane / 4;
-    Products::store_s(grad_s, 0,
-                      Arch::smem_address(shared.grad_s[ring.stage]) +
-                          Address(TileS::offset(row, 0) + lane % 4 * 4));
+    // Matrix i of 16 queries: keys (i % 2) * 8 and following, queries (i / 2) * 8 and following.
+    int const row = thread / 32 * Config::kWarpKeys + lane % 16;
+    Address const to =
+        Arch::smem_address(shared.grad_s[ring.stage]) + Address(TileS::offset(row, lane / 16 * 8));
+    CUTE_UNROLL
+    for (int n = 0; n < kM / 16; ++n) {
+      Arch::stmatrix_x4((to ^ Address(n % 4 * 32)) + Address(n / 4 * TileS::kChunkBytes),
+                        grad_s[n][0]);
+    }
+  }
+  CUTE_DEVICE void publish_grad_s() const {
     Arch::fence_proxy_async();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
   }

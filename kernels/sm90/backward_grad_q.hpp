@@ -7,7 +7,7 @@
 // product.
 //
 // dS, which the consumers store as (key, query), is a column-major A operand. dQ is multiplied in
-// slices of columns, because there are not enough registers for all of it.
+// slices of 64 queries and 64 columns, because there are not enough registers for all of it.
 #pragma once
 
 #include "sm90/backward_producer.hpp"
@@ -21,6 +21,8 @@ struct BackwardGradQ {
   using TileKv = typename Config::TileKv;
   using TileS = typename Config::TileS;
   static constexpr int kM = Config::kBlockM, kColumns = TileKv::kChunk;
+  static constexpr int kColumnSlices = Config::kHeadDim / kColumns;
+  static constexpr int kSlices = Config::kTiles * kColumnSlices;
   using Slice = Fragment<float, 1, kColumns / 8>;
 
   using Params = typename Config::Params;
@@ -50,18 +52,21 @@ struct BackwardGradQ {
       if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // published by now
       int32_t done = 0;  // key tiles that have been added to this tile of queries
       CUTE_UNROLL
-      for (int column = 0; column < Config::kHeadDim; column += kColumns) {
+      for (int i = 0; i < kSlices; ++i) {
+        int const of_step = i / kColumnSlices, column = i % kColumnSlices * kColumns;
         Slice grad_q;
-        issue(ring.stage, column, registers_of(grad_q));
-        if (column == 0) {  // both are round trips to L2, which overlap the product
+        issue(ring.stage, of_step, column, registers_of(grad_q));
+        if (i == 0) {  // both are round trips to L2, which overlap the product
           done = peek(tile);
           if (at.number > 0) pass_turn(before);
         }
         Arch::template wgmma_wait<0>(registers_of(grad_q));
-        bool const is_last = column + kColumns == Config::kHeadDim;
+        bool const is_last = i + 1 == kSlices;
         if (is_last) arrive<Arch>(&shared.grad_s_empty[ring.stage]);
-        if (column == 0) wait_for_turn(at, tile, done);
-        add(tile, column, grad_q);
+        if (i == 0) wait_for_turn(at, tile, done);
+        if (has_tile<Config>(params, shared.block, at.present().tile, of_step)) {
+          add(tile + of_step, column, grad_q);
+        }
       }
       if (copies) Config::kIsOrdered ? producer.copy() : producer.next();
       before = tile;
@@ -72,10 +77,11 @@ struct BackwardGradQ {
   }
 
  private:
-  // grad_q = dS^T K, for a slice of columns
+  // grad_q = dS^T K, for the queries of a tile and a slice of columns
   template <class Registers>
-  CUTE_DEVICE void issue(int stage, int column, Registers& grad_q) const {
-    auto const a = Arch::descriptor(shared.grad_s[stage], TileS::kChunkBytes, 1024);
+  CUTE_DEVICE void issue(int stage, int of_step, int column, Registers& grad_q) const {
+    auto const a = Arch::descriptor(shared.grad_s[stage] + of_step * TileS::kChunkBytes,
+                                    TileS::kChunkBytes, 1024);
     auto const b = Arch::descriptor(shared.k + column / kColumns * TileKv::kChunkBytes,
                                     TileKv::kChunkBytes, 1024);
     Arch::wgmma_fence(grad_q);

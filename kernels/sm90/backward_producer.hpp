@@ -22,7 +22,7 @@ struct BackwardProducer {
   int const steps;
   std::conditional_t<Config::kHasMask, MapSteps<Config, Arch>, BackwardSteps<Config>> at;
   Ring<Config::kStages> ring;
-  Stats stats;  // of this lane's queries in the next step
+  Stats stats[Config::kTiles];  // of this lane's queries in the next step
 
   CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int steps)
       : params(params), shared(shared), steps(steps), at(params, shared.block) {}
@@ -56,13 +56,16 @@ struct BackwardProducer {
   // The two halves of next(). load_stats() loads the statistics into registers, while the stage may
   // still be in use. copy() waits for the stage and does the rest.
   CUTE_DEVICE void load_stats() {
-    if (at.number < steps) stats = stats_of_step(Arch::thread());
+    if (at.number < steps) read_stats(Arch::thread());
   }
   CUTE_DEVICE void copy() {
     if (at.number == steps) return;
     int const lane = Arch::thread();
     Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
-    reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kTiles; ++i) {
+      reinterpret_cast<Stats*>(shared.stats[ring.stage])[i * 32 + lane] = stats[i];
+    }
     if constexpr (Config::kHasMask) {
       if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
     }
@@ -89,11 +92,20 @@ struct BackwardProducer {
     }
   }
 
-  static_assert(sizeof(Stats) * 32 == sizeof(Shared::stats[0]), "a lane has those of two queries");
+  static_assert(sizeof(stats) * 32 == sizeof(Shared::stats[0]),
+                "a lane has those of two queries of a tile");
 
-  CUTE_DEVICE Stats stats_of_step(int lane) const {
+  CUTE_DEVICE void read_stats(int lane) {
     int64_t const tile = at.number_of(params, shared.block.tile.batch);
-    return reinterpret_cast<Stats const*>(params.stats + tile * Config::kBlockM * 2)[lane];
+    constexpr int kRows = MmaBackwardParams::kTileRows;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kTiles; ++i) {
+      if (has_tile<Config>(params, shared.block, at.tile, i)) {
+        stats[i] = reinterpret_cast<Stats const*>(params.stats + (tile + i) * (kRows * 2))[lane];
+      } else {
+        stats[i] = {-kInf, 0.0f, -kInf, 0.0f};  // no weights
+      }
+    }
   }
 
   // Copies the bias into the stage of dS, once dQ of that stage's previous dS has been multiplied.

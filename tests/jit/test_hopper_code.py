@@ -20,10 +20,11 @@ def forward(head_dim, n, has_half, has_next_q):
     return {"HGMMA": products, "WARPGROUP.DEPBAR": 1 + 2 * steps + 1, "USETMAXREG": 2}
 
 
-def backward(head_dim, n, roles):
-    """S, dP, dV and dK of 64 queries and a warpgroup's keys; dQ of all keys, 64 columns a time."""
-    slices = head_dim // 64
-    products = 2 * head_dim // 16 + 2 * 64 // 16 + slices * n // 16
+def backward(head_dim, n, roles, m=64):
+    """S, dP, dV and dK of a step's queries and a warpgroup's keys; dQ of all keys, 64 queries and
+    64 columns a time."""
+    slices = head_dim // 64 * m // 64
+    products = 2 * head_dim // 16 + 2 * m // 16 + slices * n // 16
     return {"HGMMA": products, "WARPGROUP.DEPBAR": 3 + slices, "USETMAXREG": roles}
 
 
@@ -76,6 +77,7 @@ CODE = {
     "sm90/int8_fp8/f16/d256/128x128x8": quantized(256),
     "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128, pass_tiles=2),
     "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128, pass_tiles=1),
+    "sm90/backward_wgmma_q128/bf16/d64/128x128x8": backward(64, 128, roles=3, m=128),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
     "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
     "sm90/backward_wgmma_mask/bf16/d64/64x192x12": backward(64, 192, roles=2),
@@ -95,8 +97,9 @@ CODE = {
 
 # Bytes of the stack, at the last registers: a spill of 4.
 SPILLS = {
+    "sm90/backward_wgmma_q128/bf16/d64/128x128x8": 16,
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,
-    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 8,
+    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 16,
     "sm90/int8_fp8/bf16/d64/192x128x12": 8,  # of the warp that copies, at 32 registers
     # Of the warp that copies for blocks with the gradient, at 32 registers.
     "sm90/backward_wgmma_bias_grad/bf16/d128/64x128x8": 40,

@@ -46,6 +46,7 @@ FORWARD = [
 BACKWARD = [
     # call, kernel on Hopper, kernel on Ada
     ({"head_dim": 128}, "sm90/backward_wgmma", "sm80/backward"),
+    ({"head_dim": 64}, "sm90/backward_wgmma_q128", "sm80/backward"),
     (
         {"head_dim": 128, "deterministic": True},
         "sm90/backward_wgmma_ordered",

@@ -16,6 +16,7 @@ template <int kHeadDim, int kBlockM, int kBlockN, int kWarps>
 using Tile = TileShape<kHeadDim, kHeadDim, kBlockM, kBlockN, kWarps>;
 // Those of sm90::Backward.
 using Wgmma64 = Tile<64, 64, 192, 12>;
+using Wgmma64Q128 = Tile<64, 128, 128, 8>;  // steps of 128 queries
 using Wgmma128 = Tile<128, 64, 128, 8>;
 
 template <class Element, class Shape>

@@ -74,6 +74,9 @@ TEST(few_captures) {
 TEST(few_wgmma) {
   Case c{.name = "window", .heads_q = 1, .seqlen_q = 270, .seqlen_k = 210, .mask = window(150, 0)};
   run<sm90::Backward<Half, Wgmma64>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.heads_q = 2, c.seqlen_q = 170;  // the last step of a head has one tile of two
+  run<sm90::Backward<Half, Wgmma64Q128>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.heads_q = 1, c.seqlen_q = 270;
   c.head_dim = 128, c.seqlen_k = 139;
   run<sm90::Backward<Half, Wgmma128>, IdentityScore>(c, simt::FiberOrder::kRandom);
   using Ordered = sm90::Backward<Half, Wgmma64, with::FixedOrder>;

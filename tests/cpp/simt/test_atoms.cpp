@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "arch/sm80.hpp"
+#include "arch/sm90.hpp"
 #include "check.hpp"
 #include "simt/warp_ops.hpp"
 #include "tile/fragment.hpp"
@@ -19,6 +19,7 @@ using namespace cutlass_attn::simt;
 using cutlass::bfloat16_t;
 using cutlass::half_t;
 using cutlass_attn::arch::Sm80;
+using cutlass_attn::arch::Sm90;
 
 namespace {
 
@@ -245,6 +246,24 @@ void check_load_matrix() {
   CHECK(wrong == 0);
 }
 
+void check_store_matrix() {
+  int wrong = 0;
+  CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
+          int const lane = Sm90::thread();
+          uint32_t d[4];
+          for (int matrix = 0; matrix < 4; ++matrix) {
+            uint32_t const element = (matrix * 8 + lane / 4) * 8 + lane % 4 * 2;
+            d[matrix] = element | (element + 1) << 16;
+          }
+          // Lane 8 m + r supplies row r of matrix m: in reverse order, as above.
+          Sm90::stmatrix_x4(Sm90::smem_address(smem + 16 * (31 - lane)), d);
+          Sm90::sync();
+          uint16_t const* const own = reinterpret_cast<uint16_t const*>(smem + 16 * (31 - lane));
+          for (int column = 0; column < 8; ++column) wrong += own[column] != lane * 8 + column;
+        }).ok());
+  CHECK(wrong == 0);
+}
+
 // The bits of pack() in the low and in the high half, next to a value that shows a mix-up.
 template <class Element>
 void check_pack(float x, uint16_t expected) {
@@ -398,6 +417,7 @@ TEST(columns_before_is_a_bit_a_column) {
 TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();
   check_load_matrix<true>();
+  check_store_matrix();
 }
 TEST(transpose_swaps_rows_and_columns) {
   int wrong = 0;

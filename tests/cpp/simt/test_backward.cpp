@@ -94,6 +94,7 @@ TEST(wide_heads) {
 
 TEST(wgmma) {
   run_plain<sm90::Backward<Half, Wgmma64>, IdentityScore>();
+  run_plain<sm90::Backward<BFloat, Wgmma64Q128>, IdentityScore>();
   run_plain<sm90::Backward<BFloat, Wgmma128>, IdentityScore>();
   run_plain<sm90::Backward<BFloat, Wgmma64, with::FixedOrder>, IdentityScore>();
   run_plain<sm90::Backward<Half, Wgmma128, with::FixedOrder>, IdentityScore>();

@@ -549,6 +549,14 @@ TEST(bad_matrix_addresses_are_reported) {
   CHECK(load(496).empty());
   CHECK(contains(load(504), "thread 7 ldmatrix at an address outside the 512 bytes of shared"));
   CHECK(contains(load(2), "thread 7 ldmatrix at offset 2 of shared memory, which is not aligned"));
+  auto const store = [](ptrdiff_t offset) {
+    return run_block(32, 512, [&](char* smem) {
+      engine::stmatrix_x4(smem + (engine::thread() == 7 ? offset : 0), {});
+    });
+  };
+  CHECK(store(496).empty());
+  CHECK(contains(store(504), "thread 7 stmatrix at an address outside the 512 bytes of shared"));
+  CHECK(contains(store(2), "thread 7 stmatrix at offset 2 of shared memory, which is not aligned"));
 }
 
 TEST(an_error_ends_the_grid) {
