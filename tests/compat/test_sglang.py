@@ -118,6 +118,7 @@ def runner_of(case, pool, table, **changes):
         "use_mla_backend": False,
         "model_config": SimpleNamespace(is_encoder_decoder=False),
         "spec_algorithm": SimpleNamespace(is_speculative=lambda: False),
+        "server_args": SimpleNamespace(dcp_size=1),
         "page_size": case.page,
         "attention_chunk_size": case.attention_chunk,
         "req_to_token_pool": SimpleNamespace(req_to_token=table),
@@ -262,7 +263,7 @@ def test_idle_batch(sglang):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_mla_backend": True}, r"no latent attention \(MLA\)"),
+        ({"server_args": SimpleNamespace(dcp_size=2)}, "no decode context parallelism"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "no cross attention"),
         (
             {"spec_algorithm": SimpleNamespace(is_speculative=lambda: True)},
@@ -281,7 +282,7 @@ def test_refused_models(sglang, changes, message):
     [
         ({}, {"q_rope": torch.zeros(1)}, "no q_rope, which this model uses"),
         ({}, {"score_mod": print}, "no score_mod"),
-        ({"xai_temperature_len": 5}, {}, "no xai_temperature_len"),
+        ({"xai_temperature_len": 5}, {}, "no xai_temperature_len, .* uses: 5; allowed: -1"),
         ({"is_cross_attention": True}, {}, "no is_cross_attention"),
         ({"logit_capping_method": "sigmoid"}, {}, "no logit_capping_method"),
     ],
@@ -341,7 +342,12 @@ def test_stub_has_the_signatures_of_sglang():
     where = {
         "base_attn_backend": ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend"),
         "memory_pool": ("sglang.srt.mem_cache.memory_pool", "KVWriteLoc"),
+        "mla_pool": ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool"),
         "swa_memory_pool": ("sglang.srt.mem_cache.swa_memory_pool", "SWAKVPool"),
+        "handler": (
+            "sglang.srt.models.deepseek_common.attention_backend_handler",
+            "AttentionBackendRegistry",
+        ),
     }
 
     def parameters(function):

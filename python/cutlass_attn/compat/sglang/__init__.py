@@ -2,9 +2,10 @@
 
     python -m sglang.launch_server --model-path MODEL --attention-backend cutlass_attn
 
-SGLang finds it by the entry point of this package. In a program that SGLang's plugins do not reach,
-`cutlass_attn.compat.sglang.register()` does the same, before its ServerArgs are made. `backend` has
-the class.
+Models with latent attention (MLA) get a class of their own under the same name. SGLang finds them
+by the entry point of this package. In a program that SGLang's plugins do not reach,
+`cutlass_attn.compat.sglang.register()` does the same, before its ServerArgs are made. `backend` and
+`mla` have the classes.
 """
 
 from __future__ import annotations
@@ -34,14 +35,22 @@ def register(*, any_version: bool = False) -> None:
         ATTENTION_BACKENDS,
         register_attention_backend,
     )
-    from sglang.srt.server_args import add_attention_backend_choices
+    from sglang.srt.server_args import (
+        add_attention_backend_choices,
+        add_chunked_prefix_cache_attention_backend,
+    )
 
     if NAME not in ATTENTION_BACKENDS:
         add_attention_backend_choices([NAME])
+        add_chunked_prefix_cache_attention_backend(NAME)
         register_attention_backend(NAME)(_create)
 
 
 def _create(runner: Any) -> Any:
+    if runner.use_mla_backend:
+        from .mla import CutlassAttnMLABackend
+
+        return CutlassAttnMLABackend(runner)
     from .backend import CutlassAttnBackend
 
     return CutlassAttnBackend(runner)

@@ -7,7 +7,7 @@ where there is one. SGLang's pool writes the keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -39,23 +39,33 @@ class CutlassAttnBackend(AttentionBackend):
         model_runner: SGLang's, with its pools.
 
     Raises:
-        NotImplementedError: the model has latent attention (MLA) or an encoder with cross
-            attention, decoding is speculative, or the cache's dtype or layout is not supported.
+        NotImplementedError: the model has an encoder with cross attention, decoding is speculative
+            or its context divided among GPUs, or the cache's dtype or layout is not supported.
     """
 
     needs_cpu_seq_lens = False
+    cache_dtypes: ClassVar[tuple[torch.dtype, ...]] = (
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+    )
+    # What a layer may ask for beyond the kernels, with the values that ask for nothing.
+    plain: ClassVar[dict[str, Any]] = {
+        "is_cross_attention": False,
+        "pos_encoding_mode": "NONE",
+        "logit_capping_method": "tanh",
+        "xai_temperature_len": -1,
+    }
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
         pool, dtype = model_runner.token_to_kv_pool, model_runner.kv_cache_dtype
+        dtypes = ", ".join(str(x).removeprefix("torch.") for x in self.cache_dtypes)
         for what, is_there in (
-            ("latent attention (MLA)", model_runner.use_mla_backend),
             ("cross attention", model_runner.model_config.is_encoder_decoder),
             ("speculative decoding", model_runner.spec_algorithm.is_speculative()),
-            (
-                f"cache of {dtype}; allowed: float16, bfloat16, float8_e4m3fn",
-                dtype not in (torch.float16, torch.bfloat16, torch.float8_e4m3fn),
-            ),
+            ("decode context parallelism", model_runner.server_args.dcp_size > 1),
+            (f"cache of {dtype}; allowed: {dtypes}", dtype not in self.cache_dtypes),
         ):
             if is_there:
                 raise NotImplementedError(f'backend "{NAME}" has no {what}')
@@ -133,14 +143,7 @@ class CutlassAttnBackend(AttentionBackend):
             NotImplementedError: another keyword than these has a value, or the layer is not
                 supported.
         """
-        options |= {
-            name: getattr(layer, name)
-            for name, plain in _PLAIN.items()
-            if getattr(layer, name, plain) != plain
-        }
-        for name, given in options.items():
-            if given is not None and given is not False:
-                raise NotImplementedError(f'backend "{NAME}" has no {name}, which this model uses')
+        self._require_plain(layer, options)
         step = self.forward_metadata
         assert step is not None
         pool = self.token_to_kv_pool
@@ -180,6 +183,18 @@ class CutlassAttnBackend(AttentionBackend):
 
     forward_decode = forward_extend
 
+    def _require_plain(self, layer: Any, options: dict[str, Any]) -> None:
+        """Raises NotImplementedError for an attribute of a layer, or a keyword of a call, that asks
+        for something."""
+        asked = [(name, x, None) for name, x in options.items() if x is not False]
+        asked += [(name, getattr(layer, name, x), x) for name, x in self.plain.items()]
+        for name, given, allowed in asked:
+            if given is not None and given != allowed:
+                raise NotImplementedError(
+                    f'backend "{NAME}" has no {name}, which this model uses: {given!r:.40}; '
+                    f"allowed: {allowed}"
+                )
+
     def _paged(self, buffer: torch.Tensor) -> torch.Tensor:
         """(pages, page, Hkv, D) of a pool's (slots, Hkv, D)."""
         if buffer.dim() != 3:
@@ -188,12 +203,3 @@ class CutlassAttnBackend(AttentionBackend):
                 "allowed: 3, (slots, heads, head_dim)"
             )
         return buffer.unflatten(0, (-1, self.page_size))
-
-
-# What a layer may ask for beyond `attention_varlen`, with the values that ask for nothing.
-_PLAIN = {
-    "is_cross_attention": False,
-    "pos_encoding_mode": "NONE",
-    "logit_capping_method": "tanh",
-    "xai_temperature_len": -1,
-}

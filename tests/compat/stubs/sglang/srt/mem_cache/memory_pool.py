@@ -20,3 +20,16 @@ def unwrap_write_loc(loc_info):
     if isinstance(loc_info, KVWriteLoc):
         return loc_info.loc, loc_info.swa_loc, loc_info.full_loc
     return loc_info, None, None
+
+
+class MLATokenToKVPool:
+    def get_key_buffer(self, layer_id):
+        raise NotImplementedError
+
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, layer_id_override=None):
+        raise NotImplementedError
+
+    def set_mla_kv_buffer(
+        self, layer, loc_info, cache_k_nope, cache_k_rope, layer_id_override=None
+    ):
+        raise NotImplementedError

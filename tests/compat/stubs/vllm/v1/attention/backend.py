@@ -37,8 +37,17 @@ class AttentionBackend(ABC):
     def get_builder_cls(): ...
 
     @classmethod
+    def get_supported_head_sizes(cls):
+        return []
+
+    @classmethod
     def supports_head_size(cls, head_size):
-        return True
+        sizes = cls.get_supported_head_sizes()
+        return not sizes or head_size in sizes
+
+    @classmethod
+    def is_mla(cls):
+        return False
 
     @classmethod
     def supports_sink(cls):
@@ -55,6 +64,10 @@ class AttentionBackend(ABC):
     @classmethod
     def supports_per_head_quant_scales(cls):
         return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls):
+        return True
 
     @classmethod
     def supports_attn_type(cls, attn_type):
@@ -95,6 +108,16 @@ class CommonAttentionMetadata:
     block_table_tensor: object
     slot_mapping: object
     causal: object = True
+    logits_indices_padded: object = None
+    num_logits_indices: object = None
+    max_logits_per_req: object = None
+    encoder_seq_lens: object = None
+    encoder_seq_lens_cpu: object = None
+    dcp_local_seq_lens: object = None
+    dcp_local_seq_lens_cpu_upper_bound: object = None
+    positions: object = None
+    is_prefilling: object = None
+    seq_lens_cpu_upper_bound: object = None
 
 
 class AttentionMetadataBuilder(ABC, Generic[T]):
@@ -131,6 +154,10 @@ class AttentionMetadataBuilder(ABC, Generic[T]):
 
 class AttentionImplBase(ABC, Generic[T]):
     supports_quant_query_input = False
+    can_return_lse_for_decode = False
+    lse_base_on_e = True
+    supports_pcp = False
+    supports_dcp = False
 
     def process_weights_after_loading(self, act_dtype): ...
 
@@ -164,3 +191,34 @@ class AttentionImpl(AttentionImplBase[T], Generic[T]):
         output_scale=None,
         output_block_scale=None,
     ): ...
+
+
+class MLAAttentionImpl(AttentionImplBase[T], Generic[T]):
+    supports_pcp = True
+
+    @abstractmethod
+    def __init__(
+        self,
+        num_heads,
+        head_size,
+        scale,
+        num_kv_heads,
+        alibi_slopes,
+        sliding_window,
+        kv_cache_dtype,
+        logits_soft_cap,
+        attn_type,
+        kv_sharing_target_layer_name,
+        q_lora_rank,
+        kv_lora_rank,
+        qk_nope_head_dim,
+        qk_rope_head_dim,
+        qk_head_dim,
+        v_head_dim,
+        kv_b_proj,
+        indexer=None,
+        q_pad_num_heads=None,
+    ): ...
+
+    @abstractmethod
+    def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer): ...
