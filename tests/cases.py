@@ -173,7 +173,7 @@ def fits_head_dims(variant, case):
     return least <= head_dim <= variant.head_dim and head_dim_v <= variant.head_dim_v
 
 
-WITHOUT_SOFTCAP = ("sm90/backward_two_pass",)
+WITHOUT_SOFTCAP = ("sm90/backward_two_pass", "sm90/backward_wgmma_q128")
 # Kernels, and what they read for two keys at a time.
 PAIRS = (
     ("sm80/bias", ("bias",)),
