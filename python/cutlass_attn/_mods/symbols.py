@@ -208,6 +208,21 @@ def is_in_place(name: str) -> bool:
 
 def called(name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of torch, or an operator, with symbols."""
+    result = _called(name, *args, **kwargs)
+    if (
+        isinstance(result, Symbol)
+        and result.graph.is_differentiated
+        and not torch.is_grad_enabled()
+        and result.graph.has_gradient(result.node)
+    ):
+        refuse(
+            "a value with a gradient is used where torch records none: in torch.no_grad(), or in "
+            "a torch.autograd.Function, whose backward() is not traced"
+        )
+    return result
+
+
+def _called(name: str, *args: Any, **kwargs: Any) -> Any:
     found = [x for x in (*args, *kwargs.values()) if isinstance(x, (Symbol, Row))]
     if name == "__getitem__":
         if isinstance(args[0], torch.Tensor):
