@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .graph import UnsupportedModError
-from .symbols import FUNCTIONS, Symbol, apply, called, lifted
+from .symbols import FUNCTIONS, Row, Symbol, apply, called, lifted
 
 _BINARY = {  # names of functions, methods and operators: operation
     "add": "add",
@@ -300,7 +300,7 @@ FUNCTIONS |= _operators
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def method(self: Symbol, *args: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
         return called(name, self, *args)
 
     return method
@@ -308,3 +308,4 @@ def _method(name: str) -> Callable[..., Any]:
 
 for _name in _operators:
     setattr(Symbol, _name, _method(_name))
+    setattr(Row, _name, _method(_name))  # an error that says so

@@ -46,6 +46,7 @@ class Graph:
     device: torch.device  # of the call
     captures: list[torch.Tensor] = field(default_factory=list)
     root: Node | None = None
+    is_differentiated: bool = False  # a score_mod is being traced where torch records gradients
     _nodes: dict[Any, Node] = field(default_factory=dict, repr=False)
 
     @property
@@ -75,6 +76,13 @@ class Graph:
         kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
         args = tuple(index)
         return self._node("load", args, kind, at, frozenset().union(*(x.depends for x in args)))
+
+    def has_gradient(self, node: Node) -> bool:
+        """Whether the value is a float that depends on the score or on a tensor with a gradient."""
+        return node.kind == "float" and (
+            "score" in node.depends
+            or any(x.op == "load" and self.captures[x.value].requires_grad for x in ordered(node))
+        )
 
     def apply(self, op: str, *args: Node) -> Node:
         """The operation of arguments that are converted to one kind first."""

@@ -23,6 +23,7 @@ WAY_OUT = (
     "Compute it before the call: a tensor that the function reads by index, or the whole term as "
     "bias= or mask= of cutlass_attn.attention."
 )
+_BY_ELEMENTS = "use the elements of a short one: sum(x * y for x, y in zip(t[q], t[k]))"
 _OURS = tuple(os.path.dirname(os.path.abspath(x)) + os.sep for x in (__file__, torch.__file__))
 
 
@@ -157,7 +158,10 @@ class Row:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse(f"{name} of a row of a captured tensor is not supported", UnsupportedMethodError)
+        refuse(
+            f"{name} of a row of a captured tensor is not supported; {_BY_ELEMENTS}",
+            UnsupportedMethodError,
+        )
 
     def __iter__(self) -> Any:
         size = next(n for n, i in zip(self.tensor.shape, self.index) if i is None)
@@ -179,7 +183,8 @@ def lifted(graph: Graph, x: Any) -> Symbol:
             refuse(f"a captured tensor of shape {tuple(x.shape)} is used without an index")
         return Symbol(graph, graph.load(x.reshape(()) if x.dim() else x, ()))
     if isinstance(x, Row):
-        refuse(f"a row of a captured tensor of shape {tuple(x.tensor.shape)} is used as one value")
+        shape = tuple(x.tensor.shape)
+        refuse(f"a row of a captured tensor of shape {shape} is used as one value; {_BY_ELEMENTS}")
     if isinstance(x, (bool, int, float)):
         return Symbol(graph, graph.number(x))
     if isinstance(x, numbers.Real):  # numpy's
@@ -203,6 +208,21 @@ def is_in_place(name: str) -> bool:
 
 def called(name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of torch, or an operator, with symbols."""
+    result = _called(name, *args, **kwargs)
+    if (
+        isinstance(result, Symbol)
+        and result.graph.is_differentiated
+        and not torch.is_grad_enabled()
+        and result.graph.has_gradient(result.node)
+    ):
+        refuse(
+            "a value with a gradient is used where torch records none: in torch.no_grad(), or in "
+            "a torch.autograd.Function, whose backward() is not traced"
+        )
+    return result
+
+
+def _called(name: str, *args: Any, **kwargs: Any) -> Any:
     found = [x for x in (*args, *kwargs.values()) if isinstance(x, (Symbol, Row))]
     if name == "__getitem__":
         if isinstance(args[0], torch.Tensor):

@@ -74,7 +74,8 @@ def flex_attention(
 
     Args:
         query: (B, Hq, L, E).
-        key: (B, Hkv, S, E); B may be 1 if block_mask has the batch size of query.
+        key: (B, Hkv, S, E); B may be 1 if block_mask has the batch size of query. A dtype of fewer
+            bytes than query's is converted to it, in a copy; of value too.
         value: (B, Hkv, S, Ev).
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, of scalars; h is the query head.
         block_mask: a BlockMask of lengths L and S.
@@ -86,10 +87,10 @@ def flex_attention(
             max_scores)``.
 
     Returns:
-        (B, Hq, L, Ev) in query's dtype; with `return_lse` a pair with the natural log-sum-exp,
-        float32 (B, Hq, L); with `return_aux` a pair with an AuxOutput. A query that sees no key
-        gives zeros and -inf. Differentiable in query, key, value and in captured float tensors, on
-        a CPU as well.
+        (B, Hq, L, Ev) in query's dtype, its dimensions in query's order in memory; with
+        `return_lse` a pair with the natural log-sum-exp, float32 (B, Hq, L); with `return_aux` a
+        pair with an AuxOutput. A query that sees no key gives zeros and -inf. Differentiable in
+        query, key, value and in captured float tensors, on a CPU as well.
 
     Raises:
         UnsupportedModError: a NotImplementedError: score_mod or mask_mod cannot be traced, or no
@@ -129,6 +130,7 @@ def _compute(
 ) -> Any:
     _check_options(kernel_options)
     lengths = _check_operands(query, key, value, enable_gqa)
+    key, value = (_widened(x, query) for x in (key, value))
     _check_block_mask(query, key, block_mask, lengths)
     call = translate(
         query,
@@ -142,22 +144,49 @@ def _compute(
     )
     if k.shape[0] != q.shape[0]:
         k, v = k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
+    order = _order_of(query)
+    is_bshd = order == [0, 2, 1, 3]
+    if is_bshd:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     softmax_scale = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * call.scale
     options = {"softmax_scale": softmax_scale, "return_lse": wants_lse, **call.options}
+    options["layout"] = "bshd" if is_bshd else "bhsd"
     if aux is not None and aux.max_scores:
         result = _with_max_scores(q, k, v, options, call.score)
     elif call.score is not None:
         result = computed(Call(q, k, v, options), call.score)
     else:
         result = cutlass_attn.attention(q, k, v, **options)
-    if not isinstance(result, tuple):
-        return result if aux is None else (result, AuxOutput())
-    out, *rows = result
+    out, *rows = result if isinstance(result, tuple) else (result,)
+    out = _in_order(out.transpose(1, 2) if is_bshd else out, order)
+    if aux is None and not wants_lse:
+        return out
     rows = [x + call.lse_shift for x in rows]
     if aux is None:
         return out, *rows
     largest = rows.pop() if aux.max_scores else None
     return out, AuxOutput(lse=rows[0] if rows else None, max_scores=largest)
+
+
+def _widened(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Keys or values in query's dtype, where it has all their numbers: torch mixes dtypes."""
+    is_narrow = x.is_floating_point() and x.dtype.itemsize < query.dtype.itemsize
+    if not is_narrow or torch.is_autocast_enabled(query.device.type):
+        return x
+    return x.to(query.dtype)
+
+
+def _order_of(query: torch.Tensor) -> list[int]:
+    """Dimensions in the order of query's memory, the outermost first and the columns last. Those of
+    size 1 come before all: their strides say nothing."""
+    rows = sorted(range(3), key=query.stride, reverse=True)
+    return [*sorted(rows, key=lambda dim: query.shape[dim] != 1), 3]
+
+
+def _in_order(out: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """The result with its dimensions in query's order, as torch has it. A copy where that is
+    neither (B, Hq, L, Ev) nor (B, L, Hq, Ev)."""
+    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
 
 
 def _with_max_scores(q: Any, k: Any, v: Any, options: dict[str, Any], score: Graph | None) -> Any:
