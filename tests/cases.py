@@ -187,7 +187,7 @@ def _has_pairs(case, operands):
     given = [shape for shape in (getattr(case, name) for name in operands) if shape]
     are_rows = case.storage == "transposed" and all("q" not in shape for shape in given)
     return (
-        case.bias_dtype is None
+        (case.bias_dtype is None or not case.bias)
         and (case.storage not in storage.LOGITS or are_rows)  # which are as they were
         and all("k" in shape for shape in given)
         and case.seqlen_k % 2 == 0

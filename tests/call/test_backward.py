@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import zlib
 
 import backward_reference
@@ -170,6 +171,36 @@ def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     solved = solved_for(variant, case, head_dim)
     solved.judge(solved.run(kernel=variant.key), rounds_weights="bias_grad" in variant.needs)
+
+
+@pytest.mark.parametrize("case", [*case_list.CASES, *MORE, *case_list.PAIRWISE], ids=str)
+def test_gpu_variants_take_what_they_should(case):
+    """pairs() has the calls that takes() grants. Here, without a GPU, the library grants them."""
+    variants = [
+        variant
+        for variant in cutlass_attn.variants("backward")
+        if (variant.device, variant.dtype) == ("cuda", "float16")
+        and set(variant.needs) <= {"bias_grad", "bias", "mask"}
+    ]
+    for head_dim, trains_bias in itertools.product(
+        [case.head_dim] if case.head_dim else [64, 128, 256], [False, True]
+    ):
+        q, k, v, _ = cases.tensors(case, "float16", head_dim, "cpu", False)
+        options = cases.keywords(case, "float16", "cpu")
+        if case.bias:
+            options["bias"].requires_grad_(trains_bias)
+        found = cutlass_attn.explain(q, k, v, device="sm_90", grad=True, **options)
+        reasons = {x.variant.key: x.reason for x in found.verdicts}
+        for variant in variants:
+            if case.bias and ("bias_grad" in variant.options) != trains_bias:
+                continue  # as in Solved
+            if not case.head_dim and variant.head_dim not in (0, head_dim):
+                continue
+            reason = reasons[variant.key]
+            runs = not reason or reason.startswith("could run")
+            # Copies of operands make more calls run than a kernel takes.
+            is_due = cases.takes(variant, case) or (runs and bool(found.copied))
+            assert runs == is_due, (variant.key, reason)
 
 
 def all_variants(*options):
