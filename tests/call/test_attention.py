@@ -66,6 +66,37 @@ def test_variant_takes_all_it_should(variant):
         assert (explanation.chosen is not None) == cases.takes(variant, case), explanation
 
 
+def some_of_each_kernel():
+    """Variants for GPUs: of each kernel the one with the smallest and with the largest head dim."""
+    kernels = {}
+    for variant in cutlass_attn.variants():
+        if (variant.device, variant.dtype) == ("cuda", "float16"):
+            kernels.setdefault(variant.kernel, []).append(variant)
+    return [
+        pytest.param(variant, id=variant.key)
+        for kernel, variants in kernels.items()
+        if kernel in cases.OPTIONS
+        for variant in dict.fromkeys(f(variants, key=lambda x: x.head_dim) for f in (min, max))
+    ]
+
+
+@pytest.mark.parametrize("variant", some_of_each_kernel())
+def test_gpu_variant_takes_what_it_should(variant):
+    """As test_variant_takes_all_it_should(), of an H100, without a GPU."""
+    for case in case_list.CASES + case_list.PAIRWISE:
+        if variant.quantize and case.dropout_p:
+            continue  # wrong for any kernel
+        head_dim = case.head_dim or variant.head_dim or 64
+        (q, k, v, out), options = call_to_explain(case, "float16", head_dim, "cpu")
+        found = cutlass_attn.explain(
+            q, k, v, **options, out=out, device="sm_90", **cases.own(variant)
+        )
+        runs = found.chosen is not None
+        # Copies of operands make more calls run than a kernel takes.
+        is_due = cases.takes(variant, case) or (runs and bool(found.copied))
+        assert runs == is_due, found
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_oracles_agree(dtype, causal):
