@@ -30,7 +30,8 @@ struct LdMatrix {
 };
 
 struct StMatrix {  // compute capability 9.0 and later
-  // stmatrix.x4: the counterpart of ldmatrix.x4.
+  // stmatrix.x4: lane l supplies the address of row l % 8 (16 bytes) of matrix l / 8; d[i] is the
+  // lane's part of matrix i.
   CUTE_DEVICE static void stmatrix_x4(SharedMemory::SmemAddress row, uint32_t const (&d)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                  "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])

@@ -133,7 +133,7 @@ void check_matrix(char const* what, void const* matrix, int ld, int lines, int l
 // ldmatrix.x4[.trans]: `row` is the address of the 16-byte row that this lane supplies.
 void ldmatrix_x4(bool transposed, void const* row, uint32_t (&d)[4]);
 
-// stmatrix.x4: the counterpart.
+// stmatrix.x4: `row` as for ldmatrix.
 void stmatrix_x4(void* row, uint32_t const (&d)[4]);
 
 // movmatrix.trans: takes a pair of a row of the matrix, returns a pair of a row of the transpose.

@@ -8,7 +8,8 @@
 //             (backward_producer.hpp). With two consumer warpgroups the producer has a warpgroup of
 //             its own; with three it is a warp of the dQ warpgroup
 // Loop:       tiles of kBlockM queries, of all query heads that read the KV head
-// Registers:  consumer: dK, dV, and S or dP of 64 keys; dQ warpgroup: dQ of a step
+// Registers:  consumer: dK, dV, and S or dP of 64 keys; dQ warpgroup: 64 queries and 64 columns
+//             of dQ
 // Shared:     K, V, two or three stages of Q, dO and dS; Q, K, V and dO are swizzled by TMA; all
 //             are operands of wgmma
 //

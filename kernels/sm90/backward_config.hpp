@@ -51,9 +51,10 @@ struct BackwardConfig {
   static constexpr int kKeysRegisters = kCopiesApart ? 208 : 144;
   static_assert((kGroups == 2 || kGroups == 3) && kBlockN == 64 * kGroups &&
                 kBlockM % BackwardParams::kBlockM == 0);
-  // Tiles of the workspace in a step.
+  // Tiles of the workspace, of 64 queries each, in a step.
   static constexpr int kTiles = kBlockM / BackwardParams::kBlockM;
-  static_assert(kTiles == 1 || !(kIsOrdered || kHasMask || kHasBias));
+  static_assert(kTiles == 1 || !(kIsOrdered || kHasMask || kHasBias),
+                "turns, the map of a mask and tiles of a bias are of 64 queries");
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
   // Traits required by BackwardProducts and BackwardScores: slices are whole tiles.
@@ -145,12 +146,13 @@ struct PublishedSteps {
   }
 };
 
-// Whether a step has the i-th tile of the workspace. A head's last step may have fewer than others.
+// Whether the i-th tile of the workspace in a step has any query. The last step of a head may have
+// fewer tiles. query_tile: index of the step's queries, in tiles of kBlockM.
 template <class Config, class Block>
-CUTE_DEVICE bool has_tile(typename Config::Params const& params, Block const& block, int step,
+CUTE_DEVICE bool has_tile(typename Config::Params const& params, Block const& block, int query_tile,
                           int i) {
-  return i == 0 ||
-         step * Config::kBlockM + i * BackwardParams::kBlockM < block.seq.lens(params.problem).q;
+  return i == 0 || query_tile * Config::kBlockM + i * BackwardParams::kBlockM <
+                       block.seq.lens(params.problem).q;
 }
 
 // Iterator of the consumers and of the dQ warpgroup.

@@ -53,9 +53,9 @@ struct BackwardGradQ {
       int32_t done = 0;  // key tiles that have been added to this tile of queries
       CUTE_UNROLL
       for (int i = 0; i < kSlices; ++i) {
-        int const of_step = i / kColumnSlices, column = i % kColumnSlices * kColumns;
+        int const tile_of_step = i / kColumnSlices, column = i % kColumnSlices * kColumns;
         Slice grad_q;
-        issue(ring.stage, of_step, column, registers_of(grad_q));
+        issue(ring.stage, tile_of_step, column, registers_of(grad_q));
         if (i == 0) {  // both are round trips to L2, which overlap the product
           done = peek(tile);
           if (at.number > 0) pass_turn(before);
@@ -64,8 +64,8 @@ struct BackwardGradQ {
         bool const is_last = i + 1 == kSlices;
         if (is_last) arrive<Arch>(&shared.grad_s_empty[ring.stage]);
         if (i == 0) wait_for_turn(at, tile, done);
-        if (has_tile<Config>(params, shared.block, at.present().tile, of_step)) {
-          add(tile + of_step, column, grad_q);
+        if (has_tile<Config>(params, shared.block, at.present().tile, tile_of_step)) {
+          add(tile + tile_of_step, column, grad_q);
         }
       }
       if (copies) Config::kIsOrdered ? producer.copy() : producer.next();
@@ -77,10 +77,10 @@ struct BackwardGradQ {
   }
 
  private:
-  // grad_q = dS^T K, for the queries of a tile and a slice of columns
+  // grad_q = dS^T K, for 64 queries, a tile of the workspace, and 64 columns
   template <class Registers>
-  CUTE_DEVICE void issue(int stage, int of_step, int column, Registers& grad_q) const {
-    auto const a = Arch::descriptor(shared.grad_s[stage] + of_step * TileS::kChunkBytes,
+  CUTE_DEVICE void issue(int stage, int tile_of_step, int column, Registers& grad_q) const {
+    auto const a = Arch::descriptor(shared.grad_s[stage] + tile_of_step * TileS::kChunkBytes,
                                     TileS::kChunkBytes, 1024);
     auto const b = Arch::descriptor(shared.k + column / kColumns * TileKv::kChunkBytes,
                                     TileKv::kChunkBytes, 1024);

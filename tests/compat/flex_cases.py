@@ -314,7 +314,8 @@ DECODING = {
     ),
 }
 
-# By the functions of test_flex_cases.py that have what these tests are about.
+# By the functions of test_flex_calls.py, or test_case of test_flex_cases.py, that have what these
+# tests are about.
 ELSEWHERE = {
     "test_strided_inputs": "strided_inputs",
     "test_results_have_the_order_of_their_operands": """flex_attention_stride_ordering

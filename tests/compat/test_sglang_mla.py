@@ -216,7 +216,7 @@ def test_class_of_a_model(sglang):
                     kv_lora_rank=1024, qk_rope_head_dim=64, is_encoder_decoder=False
                 )
             },
-            "no latents of 1088 columns; allowed: up to 576",
+            r"no latents of 1088 columns \(kv_lora_rank \+ qk_rope_head_dim\); allowed: up to 576",
         ),
         ({"server_args": SimpleNamespace(dcp_size=2)}, "no decode context parallelism"),
     ],

@@ -95,7 +95,7 @@ CODE = {
 }
 
 
-# Bytes of the stack, at the last registers: a spill of 4.
+# Bytes of the stack: warpgroups with keys, at their last registers, spill 4 to 16.
 SPILLS = {
     "sm90/backward_wgmma_q128/bf16/d64/128x128x8": 16,
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,

@@ -308,4 +308,4 @@ def _method(name: str) -> Callable[..., Any]:
 
 for _name in _operators:
     setattr(Symbol, _name, _method(_name))
-    setattr(Row, _name, _method(_name))  # an error that says so
+    setattr(Row, _name, _method(_name))  # refused by lifted(), which names the alternative

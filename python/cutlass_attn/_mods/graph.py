@@ -46,7 +46,7 @@ class Graph:
     device: torch.device  # of the call
     captures: list[torch.Tensor] = field(default_factory=list)
     root: Node | None = None
-    is_differentiated: bool = False  # a score_mod is being traced where torch records gradients
+    records_gradients: bool = False  # whether torch does, while a score_mod is traced
     _nodes: dict[Any, Node] = field(default_factory=dict, repr=False)
 
     @property

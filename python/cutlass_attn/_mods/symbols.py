@@ -23,7 +23,7 @@ WAY_OUT = (
     "Compute it before the call: a tensor that the function reads by index, or the whole term as "
     "bias= or mask= of cutlass_attn.attention."
 )
-_BY_ELEMENTS = "use the elements of a short one: sum(x * y for x, y in zip(t[q], t[k]))"
+_BY_ELEMENTS = "write out the elements of a short one: sum(x * y for x, y in zip(t[q], t[k]))"
 _OURS = tuple(os.path.dirname(os.path.abspath(x)) + os.sep for x in (__file__, torch.__file__))
 
 
@@ -211,13 +211,14 @@ def called(name: str, *args: Any, **kwargs: Any) -> Any:
     result = _called(name, *args, **kwargs)
     if (
         isinstance(result, Symbol)
-        and result.graph.is_differentiated
+        and result.graph.records_gradients
         and not torch.is_grad_enabled()
         and result.graph.has_gradient(result.node)
     ):
         refuse(
-            "a value with a gradient is used where torch records none: in torch.no_grad(), or in "
-            "a torch.autograd.Function, whose backward() is not traced"
+            "an operation on the score, or on a tensor that requires a gradient, is in "
+            "torch.no_grad() or in a torch.autograd.Function, whose backward() is not traced; if "
+            "the call needs no gradient, make it in torch.no_grad()"
         )
     return result
 

@@ -50,11 +50,11 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
             f"{argument} has a side effect, which would happen once for all logits: {effect}"
         )
     graph = Graph(device or torch.device("cpu"))
-    graph.is_differentiated = argument == "score_mod" and torch.is_grad_enabled()
+    graph.records_gradients = argument == "score_mod" and torch.is_grad_enabled()
     with Tracing():
         result = function(*(Symbol(graph, graph.variable(x)) for x in names))
         root = _result(graph, result, argument, function).node
-    graph.is_differentiated = False
+    graph.records_gradients = False
     if argument == "score_mod":
         root = graph.converted(root, "float")
     elif root.kind != "bool":

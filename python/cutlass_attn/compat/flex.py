@@ -74,8 +74,8 @@ def flex_attention(
 
     Args:
         query: (B, Hq, L, E).
-        key: (B, Hkv, S, E); B may be 1 if block_mask has the batch size of query. A dtype of fewer
-            bytes than query's is converted to it, in a copy; of value too.
+        key: (B, Hkv, S, E); B may be 1 if block_mask has the batch size of query. It and value may
+            have a narrower float dtype than query, such as float8: they are copied to query's.
         value: (B, Hkv, S, Ev).
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, of scalars; h is the query head.
         block_mask: a BlockMask of lengths L and S.
@@ -169,7 +169,7 @@ def _compute(
 
 
 def _widened(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values in query's dtype, where it has all their numbers: torch mixes dtypes."""
+    """Keys or values of a narrower float dtype, copied to query's dtype, as torch allows."""
     is_narrow = x.is_floating_point() and x.dtype.itemsize < query.dtype.itemsize
     if not is_narrow or torch.is_autocast_enabled(query.device.type):
         return x

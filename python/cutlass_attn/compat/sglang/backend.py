@@ -49,7 +49,7 @@ class CutlassAttnBackend(AttentionBackend):
         torch.bfloat16,
         torch.float8_e4m3fn,
     )
-    # What a layer may ask for beyond the kernels, with the values that ask for nothing.
+    # Attributes of a layer that the backend ignores, and the only values that it accepts.
     plain: ClassVar[dict[str, Any]] = {
         "is_cross_attention": False,
         "pos_encoding_mode": "NONE",
@@ -184,8 +184,8 @@ class CutlassAttnBackend(AttentionBackend):
     forward_decode = forward_extend
 
     def _require_plain(self, layer: Any, options: dict[str, Any]) -> None:
-        """Raises NotImplementedError for an attribute of a layer, or a keyword of a call, that asks
-        for something."""
+        """Raises NotImplementedError if the layer has another value than its entry in `plain`, or
+        the call has one of these keywords."""
         asked = [(name, x, None) for name, x in options.items() if x is not False]
         asked += [(name, getattr(layer, name, x), x) for name, x in self.plain.items()]
         for name, given, allowed in asked:

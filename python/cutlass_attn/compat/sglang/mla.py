@@ -1,7 +1,7 @@
 """The attention backend of SGLang for models with latent attention (MLA).
 
-Decoding and short contexts run over the latents of the cache. SGLang expands the keys and values of
-long prefill, of which it asks as of FlashAttention-3, and merges the parts of a context.
+Decoding and short contexts run over the latents of the cache. For long prefill SGLang expands keys
+and values, decides as it does for FlashAttention-3, and merges the parts of a context.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .backend import CutlassAttnBackend
 
 _MAX_COLUMNS = 576
 
-# How a model decides between latents and expanded keys; of an unknown name as for Triton, which
-# never expands a context.
+# SGLang's rule for choosing latents or expanded keys. Without this line it would use Triton's,
+# which never expands a context.
 AttentionBackendRegistry.register(NAME, handle_attention_fa3)
 
 
@@ -54,7 +54,11 @@ class CutlassAttnMLABackend(CutlassAttnBackend):
         columns = config.kv_lora_rank + config.qk_rope_head_dim
         for what, is_there in (
             ("sparse attention (DSA)", getattr(self.token_to_kv_pool, "use_dsa", False)),
-            (f"latents of {columns} columns; allowed: up to 576", columns > _MAX_COLUMNS),
+            (
+                f"latents of {columns} columns (kv_lora_rank + qk_rope_head_dim); allowed: up to "
+                f"{_MAX_COLUMNS}",
+                columns > _MAX_COLUMNS,
+            ),
         ):
             if is_there:
                 raise NotImplementedError(f'backend "{NAME}" has no {what}')
@@ -76,8 +80,9 @@ class CutlassAttnMLABackend(CutlassAttnBackend):
         first, or over expanded keys and values.
 
         Args:
-            q: (T, Hq D), or of three dimensions; with q_rope its latent columns alone. D is that of
-                latents, or of expanded keys; rows behind those of the batch are padding.
+            q: (T, Hq D), or of three dimensions, float16 or bfloat16, as all others; with q_rope
+                its latent columns alone. D is that of latents, or of expanded keys; rows behind
+                those of the batch are padding.
             k: (T, 1, D), with k_rope its latent columns alone; None where the cache has them. Or
                 (Tk, Hq, D), expanded.
             v: (T, 1, Dv), not read; or (Tk, Hq, Dv), expanded.

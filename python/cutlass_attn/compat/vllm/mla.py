@@ -151,9 +151,10 @@ class CutlassAttnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         """Attention of a step's decoding queries over the cache.
 
         Args:
-            q: (T, Hq, columns), after absorption, or its latent and its rotated part; T is the
-                number of sequences that decode, times the queries of each.
-            kv_c_and_k_pe_cache: (blocks, block size, columns), or bytes.
+            q: (T, Hq, columns), float16 or bfloat16, after absorption, or its latent and its
+                rotated part; T is the number of sequences that decode, times the queries of each.
+            kv_c_and_k_pe_cache: (blocks, block size, columns) in q's dtype; with "fp8_ds_mla"
+                (blocks, block size, 656) bytes.
             attn_metadata: of `CutlassAttnMLAMetadataBuilder`.
             layer: not read.
 
@@ -181,7 +182,8 @@ class CutlassAttnMLAImpl(MLACommonImpl[MLACommonMetadata]):
 
 
 class CutlassAttnPrefillBackend(MLAPrefillBackend):
-    """Attention of prefill over expanded keys, (T, Hq, 192), and values, (T, Hq, 128)."""
+    """Attention of prefill over expanded keys (T, Hq, D) and values (T, Hq, Dv): 192 and 128
+    columns in DeepSeek's models."""
 
     @staticmethod
     def get_name() -> str:
@@ -193,9 +195,10 @@ class CutlassAttnPrefillBackend(MLAPrefillBackend):
 
     @classmethod
     def supports_mla_dimensions(cls, mla_dimensions: Any) -> bool:
-        dims = mla_dimensions.qk_nope_head_dim + mla_dimensions.qk_rope_head_dim
+        head_dim = mla_dimensions.qk_nope_head_dim + mla_dimensions.qk_rope_head_dim
         return all(
-            n % 8 == 0 and n <= _MAX_EXPANDED_HEAD_SIZE for n in (dims, mla_dimensions.v_head_dim)
+            n % 8 == 0 and n <= _MAX_EXPANDED_HEAD_SIZE
+            for n in (head_dim, mla_dimensions.v_head_dim)
         )
 
     def supports_out(self) -> bool:
@@ -210,8 +213,18 @@ class CutlassAttnPrefillBackend(MLAPrefillBackend):
         out: torch.Tensor | None = None,
         output_scale: torch.Tensor | None = None,
     ) -> Any:
-        """Causal attention of the new tokens of each sequence among themselves, with the
-        log-sum-exp, (Hq, T), if asked for.
+        """Causal attention of the new tokens of each sequence among themselves.
+
+        Args:
+            q: (T, Hq, D), float16 or bfloat16, as k, v and out.
+            k: (T, Hq, D).
+            v: (T, Hq, Dv).
+            return_softmax_lse: whether to return the log-sum-exp as well.
+            out: (T, Hq, Dv), written and returned if given.
+            output_scale: must be None.
+
+        Returns:
+            (T, Hq, Dv); with `return_softmax_lse` also the natural log-sum-exp, (Hq, T) float32.
 
         Raises:
             NotImplementedError: output_scale is given.
@@ -242,7 +255,8 @@ class CutlassAttnPrefillBackend(MLAPrefillBackend):
         v: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> Any:
-        """Attention of new tokens over a part of their context, with the log-sum-exp, (Hq, T)."""
+        """Attention of new tokens, q (T, Hq, D), over a part of their context, k (Tk, Hq, D) and
+        v (Tk, Hq, Dv): (T, Hq, Dv) and the natural log-sum-exp, (Hq, T) float32."""
         return cutlass_attn.attention_varlen(
             q,
             k,
