@@ -151,8 +151,8 @@ struct PublishedSteps {
 template <class Config, class Block>
 CUTE_DEVICE bool has_tile(typename Config::Params const& params, Block const& block, int query_tile,
                           int i) {
-  return i == 0 || query_tile * Config::kBlockM + i * BackwardParams::kBlockM <
-                       block.seq.lens(params.problem).q;
+  int const first_query = query_tile * Config::kBlockM + i * BackwardParams::kBlockM;
+  return i == 0 || first_query < block.seq.lens(params.problem).q;
 }
 
 // Iterator of the consumers and of the dQ warpgroup.
