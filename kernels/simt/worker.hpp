@@ -1,6 +1,5 @@
-// Runs the clusters of a grid one after the other: chooses the fiber that runs next, tracks the
-// operation that each fiber waits for, and reports errors (listed in engine.hpp). For host.cpp
-// only.
+// Runs the clusters of a grid one after the other, fiber by fiber (turns.hpp), and reports errors
+// (listed in engine.hpp). For host.cpp only.
 #pragma once
 
 #include <cstring>
@@ -9,7 +8,7 @@
 
 #include "simt/async.hpp"
 #include "simt/crew.hpp"
-#include "simt/wait.hpp"
+#include "simt/turns.hpp"
 #include "simt/warp_ops.hpp"
 
 namespace cutlass_attn::simt {
@@ -26,10 +25,9 @@ class Worker {
         schedule_(schedule),
         body_(body),
         blocks_(size_t(grid.cluster)),
-        warps_(size_t(grid.cluster) * grid.threads / kWarpSize),
-        waits_(size_t(grid.cluster) * grid.threads),
+        turns_(schedule, grid.cluster * grid.threads),
         crew_(IdleCrews::instance().take(grid.cluster * grid.threads)) {
-    for (size_t i = 0; i < waits_.size(); ++i) fibers_.push_back(crew_->fibers[i].get());
+    for (int i = 0; i < turns_.threads(); ++i) fibers_.push_back(crew_->fibers[i].get());
     for (Fiber* const fiber : fibers_) {
       fiber->worker = this;
       fiber->block = &blocks_[size_t(fiber->id / grid.threads)];
@@ -49,8 +47,7 @@ class Worker {
   // Returns an error message or an empty string. After an error, this worker can run no further
   // cluster.
   std::string run_cluster(int64_t cluster) {
-    random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(cluster + 1) << 20;
-    for (int i = 0; i < int(warps_.size()); ++i) wake(i);
+    turns_.begin(cluster);
     cluster_ = {};
     int64_t index = cluster * grid_.cluster;
     for (Block& block : blocks_) block.begin(index++, grid_, schedule_.poison);
@@ -60,7 +57,7 @@ class Worker {
     }
 
     race::release(&launched_);
-    self = fibers_[first()];
+    self = fibers_[turns_.first()];
     root_.switch_to(self->context);
     self = nullptr;
     if (!error_.empty()) join();
@@ -91,11 +88,11 @@ class Worker {
   void cluster_sync() {
     void* const token = &cluster_.tokens[cluster_.generation & 1];
     race::release(token);
-    if (++cluster_.arrived == int(waits_.size())) {
+    if (++cluster_.arrived == turns_.threads()) {
       cluster_.arrived = 0;
       ++cluster_.generation;
-      for (int i = 0; i < int(warps_.size()); ++i) wake(i);
-      resume(first());
+      turns_.wake_all();
+      resume(turns_.first());
     } else {
       leave({Wait::kCluster});
     }
@@ -169,7 +166,7 @@ class Worker {
   bool halves_e4m3() const { return schedule_.halves_e4m3; }
 
   void sync_warp() {
-    Warp& warp = warps_[self->id / kWarpSize];
+    Warp& warp = turns_.warp(self->id / kWarpSize);
     void* const token = &warp.tokens[warp.generation & 1];
     race::release(token);
     collective(WaitFor{Wait::kSyncWarp}, warp, [](auto const& all) { ++all[0]->generation; });
@@ -179,8 +176,8 @@ class Worker {
   // Waits for the other lanes of the warp; the last to arrive calls complete(operands of all).
   template <class Operands, class Complete>
   void collective(WaitFor wait, Operands& operands, Complete const& complete) {
-    Warp& warp = warps_[self->id / kWarpSize];
-    WaitFor* const waits = &waits_[self->id / kWarpSize * kWarpSize];
+    Warp& warp = turns_.warp(self->id / kWarpSize);
+    WaitFor* const waits = turns_.waits(self->id / kWarpSize);
     int const lane = self->id % kWarpSize;
     warp.operands[lane] = &operands;
     waits[lane] = wait;
@@ -191,7 +188,7 @@ class Worker {
     Operands* all[kWarpSize];
     for (int i = 0; i < kWarpSize; ++i) all[i] = static_cast<Operands*>(warp.operands[i]);
     complete(all);
-    wake(self->id / kWarpSize);
+    turns_.wake(self->id / kWarpSize);
   }
 
   void cp_async(void* smem, void const* global, bool predicate, void* place) {
@@ -240,7 +237,7 @@ class Worker {
     race::Unseen const unseen;
     std::vector<int> woken;
     check(units.arrive(address, bytes, woken));
-    wake(woken);
+    turns_.wake(woken);
   }
 
   void mbarrier_wait(void* address, int parity) {
@@ -272,7 +269,7 @@ class Worker {
     race::Unseen const unseen;
     std::vector<int> woken;
     check(units().land(address, woken));
-    wake(woken);
+    turns_.wake(woken);
     return AsyncUnits::has_ended(barrier, parity);
   }
 
@@ -327,7 +324,7 @@ class Worker {
     if (counts->waiters.empty()) return;
     std::vector<int> woken;
     std::swap(woken, counts->waiters);
-    wake(woken);
+    turns_.wake(woken);
   }
 
   // --- wgmma -------------------------------------------------------------------------------------
@@ -352,7 +349,7 @@ class Worker {
       group.waiting = (1u << kWarpgroupSize / kWarpSize) - 1;
       int const first = self->id - self->thread + index * kWarpgroupSize;
       multiply(first, pending, group.lines);
-      for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) wake(first / kWarpSize + i);
+      for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) turns_.wake(first / kWarpSize + i);
     }
     group.waiting &= ~(1u << warp);
   }
@@ -477,10 +474,8 @@ class Worker {
 
   // Suspends the calling fiber: runs another one, or ends the block with an error if none is ready.
   void leave(WaitFor wait) {
-    int const id = self->id;
-    waits_[id] = wait;
-    warps_[id / kWarpSize].ready &= ~(uint32_t(1) << id % kWarpSize);
-    int const next = next_ready(id / kWarpSize, id % kWarpSize);
+    turns_.suspend(self->id, wait);
+    int const next = turns_.next_after(self->id);
     if (next < 0) {
       self->context.switch_to(root_);
     } else {
@@ -506,11 +501,11 @@ class Worker {
     ++barrier.generation;
     int const first_warp = self->block->first_warp;
     for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
-      WaitFor const* const waits = &waits_[(first_warp + i) * kWarpSize];
+      WaitFor const* const waits = turns_.waits(first_warp + i);
       // Threads that called arrive() are not waiting here.
       bool const has_waiting =
           std::any_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
-      if (barrier.warps >> i & 1 && has_waiting) wake(first_warp + i);
+      if (barrier.warps >> i & 1 && has_waiting) turns_.wake(first_warp + i);
     }
     if (barrier.threads == grid_.threads) free_named_barriers();
     return true;
@@ -519,7 +514,7 @@ class Worker {
   void sync(Barrier& barrier, WaitFor wait) {
     void* const token = &barrier.tokens[barrier.generation & 1];
     if (arrive(barrier, wait)) {
-      resume(first());
+      resume(turns_.first());
     } else {
       leave(wait);
     }
@@ -533,81 +528,23 @@ class Worker {
     }
   }
 
-  // Makes these threads ready, each individually.
-  void wake(std::vector<int> const& threads) {
-    for (int const id : threads) {
-      warps_[id / kWarpSize].ready |= uint32_t(1) << id % kWarpSize;
-      waits_[id] = {};
-    }
-  }
-
-  // Makes all lanes of the warp ready.
-  void wake(int warp) {
-    warps_[warp].ready = ~uint32_t(0);
-    warps_[warp].arrived = 0;
-    std::fill_n(&waits_[warp * kWarpSize], kWarpSize, WaitFor{});
-  }
-
-  // First thread in the order of the schedule, when every thread is ready.
-  int first() {
-    bool const reverse = schedule_.order == FiberOrder::kReverse;
-    return next_ready(reverse ? int(warps_.size()) - 1 : 0, reverse ? 0 : kWarpSize - 1);
-  }
-
-  // The next ready thread after (warp, lane) in the order of the schedule; -1 if there is none. A
-  // warp runs as far as it can before the next warp runs.
-  int next_ready(int warp, int lane) {
-    int const warps = int(warps_.size());
-    bool const reverse = schedule_.order == FiberOrder::kReverse;
-    if (schedule_.order == FiberOrder::kRandom) {
-      random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
-      warp = int((random_ >> 33) % uint64_t(warps));
-      lane = int(random_ >> 10) & (kWarpSize - 1);
-    }
-    for (int i = 0; i < warps; ++i) {
-      if (uint32_t const ready = warps_[warp].ready) {
-        // Rotated so that the nearest candidate is the lowest bit, or in reverse order the highest
-        // bit.
-        uint64_t const twice = uint64_t(ready) << 32 | ready;
-        int const next = reverse ? lane - 1 - __builtin_clz(uint32_t(twice >> lane))
-                                 : lane + 1 + __builtin_ctz(uint32_t(twice >> (lane + 1)));
-        return warp * kWarpSize + (next & (kWarpSize - 1));
-      }
-      warp = reverse ? (warp == 0 ? warps : warp) - 1 : (warp + 1 == warps ? 0 : warp + 1);
-      lane = reverse ? 0 : kWarpSize - 1;
-    }
-    return -1;
-  }
-
   std::string describe_stuck() const {
-    for (int warp = 0; warp < int(warps_.size()); ++warp) {
-      WaitFor const* const waits = &waits_[warp * kWarpSize];
-      // Lanes may wait for a phase individually.
-      if (std::any_of(waits, waits + kWarpSize, [](WaitFor x) { return x.what == Wait::kPhase; })) {
-        continue;
-      }
-      if (!std::all_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == waits[0]; })) {
-        return "warp " + std::to_string(warp) + of_cluster() +
-               " has diverged: " + describe(waits, kWarpSize, "lanes");
-      }
-    }
-    std::string text = "deadlock: " + describe(waits_.data(), int(waits_.size()), "threads");
-    text += of_cluster();
+    char const* const where = grid_.cluster > 1 ? " of the cluster" : "";
+    std::string text = turns_.describe_divergence(where);
+    if (!text.empty()) return text;
+    text = turns_.describe_deadlock(where);
     for (Block const& block : blocks_) text += block.units.describe();
     return text;
   }
-  char const* of_cluster() const { return grid_.cluster > 1 ? " of the cluster" : ""; }
 
   Grid const& grid_;
   Schedule const& schedule_;
   std::function<void(char*)> const& body_;
 
   std::string error_;
-  uint64_t random_ = 1;
 
-  std::vector<Block> blocks_;   // of the cluster
-  std::vector<Warp> warps_;     // of all its blocks
-  std::vector<WaitFor> waits_;  // by thread
+  std::vector<Block> blocks_;  // of the cluster
+  Turns turns_;
   ClusterBarrier cluster_;
   std::vector<uint32_t> of_threads_;  // words that wgmma reads and that threads stored
 

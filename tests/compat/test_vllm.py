@@ -316,8 +316,12 @@ def test_what_the_backend_says_of_calls(vllm):
     assert backend.supports_combination(72, torch.float16, "auto") is None
     assert backend.supports_compute_capability(capability)
     assert not backend.supports_compute_capability(SimpleNamespace(major=7, minor=5))
+
+
+def test_what_vllm_itself_refuses(vllm):
+    backend, capability = vllm.CutlassAttnBackend, SimpleNamespace(major=8, minor=9)
     if not hasattr(backend, "validate_configuration"):
-        return
+        pytest.skip("stubs/vllm has no checks of vLLM's own")
     given = {
         "head_size": 128,
         "dtype": torch.bfloat16,

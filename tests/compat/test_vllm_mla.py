@@ -324,8 +324,12 @@ def test_what_the_backends_say(vllm):
     assert not impl.supports_pcp
     support = builder.get_cudagraph_support(None, None)
     assert support is vllm.api.AttentionCGSupport.UNIFORM_BATCH
+
+
+def test_what_vllm_itself_refuses(vllm):
+    backend, ada = vllm.CutlassAttnMLABackend, SimpleNamespace(major=8, minor=9)
     if not hasattr(backend, "validate_configuration"):
-        return
+        pytest.skip("stubs/vllm has no checks of vLLM's own")
     given = {
         "head_size": 576,
         "dtype": torch.bfloat16,
