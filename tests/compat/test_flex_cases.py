@@ -86,7 +86,9 @@ def every_case():
 def factor_of(case, is_learned):
     if is_learned:  # the square of torch's, which applies it twice
         return 1.35**2 * (100 if case.dtype == "float32" else 1)
-    return (21 if case.paged else 11) if case.dtype == "float32" else 2.1
+    # "composed" becomes a bias of the keys, whose rounding grows with the position.
+    is_wide = case.paged or case.score == "composed"
+    return (21 if is_wide else 11) if case.dtype == "float32" else 2.1
 
 
 @pytest.mark.parametrize(("device", "case"), list(every_case()))
@@ -130,8 +132,9 @@ def test_case(device, case):
         torch.autograd.grad(x, leaves, weight.to(x.dtype)) for x in (out, of_torch[0], exact[0])
     ]
     for i, (ours, its, right) in enumerate(zip(*grads, strict=True)):
-        # On a CPU a captured tensor has few numbers, whose errors do not average out.
-        more = 2 if i > 2 and device == "cpu" else 1
+        # Of a captured tensor: on a CPU it has few numbers, whose errors do not average out; on a
+        # GPU weights are rounded to 16 bits first.
+        more = 2 if i > 2 else 1
         check(ours, its, right, factor * more, is_learned)
     if is_learned:  # test_relative_1d_bias_only_grad
         out = flex_attention(*(x.detach() for x in (q, k, v)), score, used, enable_gqa=True)

@@ -132,11 +132,12 @@ def _compute(
     lengths = _check_operands(query, key, value, enable_gqa)
     key, value = (_widened(x, query) for x in (key, value))
     _check_block_mask(query, key, block_mask, lengths)
+    wants_largest = aux is not None and bool(aux.max_scores)
     call = translate(
         query,
         lengths,
         Mods(score_mod, None, block_mask),
-        may_compile=compiles_well(query, key, value),
+        may_compile=not wants_largest and compiles_well(query, key, value),
     )
     q, k, v = (
         x if x.stride(-1) == 1 else x.contiguous()
@@ -151,7 +152,7 @@ def _compute(
     softmax_scale = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * call.scale
     options = {"softmax_scale": softmax_scale, "return_lse": wants_lse, **call.options}
     options["layout"] = "bshd" if is_bshd else "bhsd"
-    if aux is not None and aux.max_scores:
+    if wants_largest:
         result = _with_max_scores(q, k, v, options, call.score)
     elif call.score is not None:
         result = computed(Call(q, k, v, options), call.score)
@@ -164,7 +165,7 @@ def _compute(
     rows = [x + call.lse_shift for x in rows]
     if aux is None:
         return out, *rows
-    largest = rows.pop() if aux.max_scores else None
+    largest = rows.pop() if wants_largest else None
     return out, AuxOutput(lse=rows[0] if rows else None, max_scores=largest)
 
 
