@@ -15,12 +15,13 @@ struct DeviceLimits {
 
 // Facts that a compiled kernel exports.
 struct KernelFacts {
-  int32_t threads = 0;      // per block
-  int32_t smem_bytes = 0;   // shared memory of a block
-  int32_t block_m = 0;      // rows of a block's tile: queries, or keys in a backward pass
-  int32_t packs_heads = 0;  // whether a tile may hold rows of several heads
-  int32_t block_n = 0;      // keys of a tile, if the launch depends on it
-  int32_t cluster = 1;      // most blocks of a cluster, if the launch chooses
+  int32_t threads = 0;        // per block
+  int32_t smem_bytes = 0;     // shared memory of a block
+  int32_t block_m = 0;        // rows of a block's tile: queries, or keys in a backward pass
+  int32_t packs_heads = 0;    // whether a tile may hold rows of several heads
+  int32_t block_n = 0;        // keys of a tile, if the launch depends on it
+  int32_t cluster = 1;        // most blocks of a cluster, if the launch chooses
+  int32_t is_persistent = 0;  // whether a block takes tile after tile, if the launch depends on it
 };
 
 namespace detail {
@@ -40,6 +41,14 @@ template <class Kernel>
 constexpr int32_t cluster_of(...) {
   return 1;
 }
+template <class Kernel>
+constexpr auto is_persistent(int) -> decltype(int32_t(Kernel::kIsPersistent)) {
+  return Kernel::kIsPersistent;
+}
+template <class Kernel>
+constexpr int32_t is_persistent(...) {
+  return 0;
+}
 }  // namespace detail
 
 template <class Kernel>
@@ -49,7 +58,8 @@ constexpr KernelFacts facts_of() {
           Kernel::kBlockM,
           Kernel::kPacksHeads,
           detail::block_n_of<Kernel>(0),
-          detail::cluster_of<Kernel>(0)};
+          detail::cluster_of<Kernel>(0),
+          detail::is_persistent<Kernel>(0)};
 }
 
 // Memory shared by the kernels of a call, on the device that runs it.

@@ -51,11 +51,12 @@ Status launch_on_host(Problem const& problem, RunOptions const& options) {
   return launch(arguments, unit, problem, {}, options);
 }
 template <class Kernel, class... Scores>
-Status launch_with_pre_post_on_host(Problem const& problem, RunOptions const& options) {
+Status launch_with_pre_post_on_host(Problem const& problem, RunOptions const& options,
+                                    DeviceLimits const& device = {}) {
   static KernelUnit const unit = host_unit_with_pre_post<Kernel, Scores...>();
   constexpr KernelArguments arguments =
       arguments_with_pre_post_of<typename Kernel::Params, Scores...>();
-  return launch(arguments, unit, problem, {}, options);
+  return launch(arguments, unit, problem, device, options);
 }
 
 }  // namespace cutlass_attn::simt

@@ -68,7 +68,7 @@ struct Backward {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     RowTile const tile = params.keys.tile<kBlockN, kIsVarlen, Arch>(
-        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, Arch::block(), shared));
+        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, Arch::block(), shared.block.ticket));
     SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;
@@ -89,7 +89,8 @@ struct Backward {
                      params.stats + number * Params::kTileRows * 2,
                      params.grad_q ? params.grad_q_at(number, 0) : nullptr};
     }
-    share_visible<Config, Arch>(params.template mask<Config::kIsGeneral>(lens), tile.begin, shared);
+    share_visible<Config, Arch>(params.template mask<Config::kIsGeneral>(lens), tile.begin,
+                                kThreads, shared.block.visible, shared.queries_of_key);
     Arch::sync();  // shared.block full
 
     BackwardStep<Config, Score, Arch> step(params, lens, shared);

@@ -1,7 +1,8 @@
 // Backward attention on wgmma and TMA (sm_90a: Hopper). A block computes dK and dV of a tile of
 // keys, and adds its part of dQ to global memory; P is recomputed.
 //
-// Grid:       one block per (batch, KV head, tile of kBlockN keys). For the gradient of a bias,
+// Grid:       one block per (batch, KV head, tile of kBlockN keys). Persistent blocks: one per SM,
+//             which takes tile after tile (backward_key_tiles.hpp). For the gradient of a bias,
 //             blocks with tiles of that gradient are interleaved (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
@@ -25,6 +26,7 @@
 #include "sm90/backward_bias.hpp"
 #include "sm90/backward_consumer.hpp"
 #include "sm90/backward_grad_q.hpp"
+#include "sm90/backward_key_tiles.hpp"
 #include "tile/backward_rows.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -50,7 +52,7 @@ struct Backward {
   static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
   static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
-  static constexpr bool kPacksHeads = false;
+  static constexpr bool kPacksHeads = false, kIsPersistent = Config::kIsPersistent;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
@@ -65,72 +67,93 @@ struct Backward {
       block -= before;
     }
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    auto const tile = params.keys.template tile<kBlockN, Config::kIsVarlen, Arch>(
-        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, block, shared));
-    SeqInfo const seq(p, tile.batch);
-    SeqLens const lens = seq.lens(p);
-    if (tile.begin >= lens.k) return;
-    int const end = tile.begin + kBlockN < lens.k ? tile.begin + kBlockN : lens.k;
-    IntervalMask const mask = params.template mask<false>(lens);
-    TileRange const range = mask.query_tiles(tile.begin, end, Config::kBlockM);
-    int const tiles = range.end > range.begin ? range.end - range.begin : 0;
-
-    if (Arch::thread() == 0) {
-      shared.block.seq = seq;
-      shared.block.tile = tile;
-      shared.block.range = range;
-      if constexpr (Config::kDrops) shared.block.dropout = DropoutMask(p);
-      init<Arch>(shared);
-    }
-    if constexpr (kHasMask) {
-      MapSteps<Config, Arch>::share_count(params, tile, shared.block);
+    using Tiles = BackwardKeyTiles<Config, Arch>;
+    if constexpr (kIsPersistent) {
+      if (Arch::thread() == 0) init<Arch>(shared);
     } else {
-      share_visible<Config, Arch>(mask, tile.begin, shared);
+      RowTile const tile = Tiles::tile_of(
+          params, number_of_tile<Config, Arch>(params, block, shared.tiles[0].ticket));
+      if (tile.begin >= SeqInfo(p, tile.batch).lens(p).k) return;
+      if (Arch::thread() == 0) init<Arch>(shared);
+      Tiles::write(params, tile, kThreads, shared.tiles[0]);
     }
-    Arch::sync();  // shared.block full, barriers initialised
+    Arch::sync();  // barriers initialised, shared.tiles[0] full
+    // Of the only tile. Read before the warpgroups part: read in each of them, D = 128 with a mask
+    // has more in local memory (1.05 of the time on an H200).
+    int steps = 0;
+    if constexpr (!kIsPersistent) steps = shared.tiles[0].num_steps;
 
-    int const steps = count_steps(params, shared.block, tiles);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (Config::kCopiesApart && group == 0) {
       Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
-      if (Arch::thread() < 32) BackwardProducer<Config, Arch>(params, shared, steps).run();
+      if (Arch::thread() < 32) Tiles::copy(params, shared);
     } else if (group < Config::kFirstKeysGroup) {
       Arch::template setmaxnreg_dec<Config::kGradQRegisters>();
       BackwardGradQ<Config, Arch>{params, shared}.run(steps);
     } else {
       Arch::template setmaxnreg_inc<Config::kKeysRegisters>();
-      BackwardConsumer<Config, Score, Arch> consumer(params, lens, shared,
-                                                     group - Config::kFirstKeysGroup);
-      consumer.run(steps);
-      auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
-        if constexpr (Config::kDrops) scale *= shared.block.dropout.kept_scale;
-        store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad, consumer.thread());
-      };
-      store(params.grad.v, p.head_dim_v, 1.0f, consumer.grad_v);
-      store(params.grad.k, p.head_dim, p.logits.softmax_scale, consumer.grad_k);
+      run_keys<Score, Arch>(params, shared, group - Config::kFirstKeysGroup, steps);
     }
   }
 
  private:
-  template <class Block>
-  CUTE_DEVICE static int count_steps(Params const& params, Block const& block, int tiles) {
-    if constexpr (kHasMask) {
-      return block.num_steps;
-    } else {
-      return params.heads_per_kv * tiles;
+  // A consumer warpgroup. steps: of the block's only tile of keys, if it is not persistent.
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run_keys(Params const& params, Shared& shared, int group, int steps) {
+    using Consumer = BackwardConsumer<Config, Score, Arch>;
+    Problem const& p = params.problem;
+    Ring<Config::kKeyTiles> at;
+    Ring<Config::kStages> ring;
+    auto const steps_of = [&](int stage) {
+      return kIsPersistent ? shared.tiles[stage].num_steps : steps;
+    };
+    // Whether there is a tile. Then K is full, and the warpgroup has begun.
+    auto const take = [&](bool is_first) {
+      if (kIsPersistent || steps > 0) {
+        Arch::mbarrier_wait(&shared.tile_full[at.stage], at.round);
+      }
+      if (kIsPersistent && !shared.tiles[at.stage].exists) return false;
+      if (steps_of(at.stage) > 0) Consumer::begin(group, is_first);
+      return true;
+    };
+    bool goes_on = take(true);
+    while (goes_on) {
+      Consumer consumer(params, shared, group, at.stage, ring);
+      consumer.run(steps_of(at.stage));
+      ring = consumer.ring;
+      if constexpr (kIsPersistent) {
+        arrive<Arch>(&shared.v_empty);
+        at.advance();
+        goes_on = take(false);  // before the stores
+      } else {
+        goes_on = false;
+      }
+      auto const& tile = consumer.key_tile();
+      auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
+        if constexpr (Config::kDrops) scale *= tile.dropout.kept_scale;
+        store_grad<Config, Arch>(to, columns, scale, tile, p, grad, consumer.thread());
+      };
+      store(params.grad.v, p.head_dim_v, 1.0f, consumer.grad_v);
+      store(params.grad.k, p.head_dim, p.logits.softmax_scale, consumer.grad_k);
+      if constexpr (kIsPersistent) arrive<Arch>(&shared.tile_empty[consumer.stage]);
     }
   }
 
   template <class Arch>
   CUTE_DEVICE static void init(Shared& shared) {
-    Arch::mbarrier_init(&shared.k_full, 1);
+    constexpr int kGradQWarps = Config::kGroupThreads / 32;
+    for (int i = 0; i < Config::kKeyTiles; ++i) {
+      Arch::mbarrier_init(&shared.tile_full[i], 1);
+      Arch::mbarrier_init(&shared.tile_empty[i], Shape::kWarps + kGradQWarps);
+    }
     Arch::mbarrier_init(&shared.v_full, 1);
+    Arch::mbarrier_init(&shared.v_empty, Shape::kWarps);
     for (int i = 0; i < Config::kStages; ++i) {
       Arch::mbarrier_init(&shared.q_full[i], 1);
       Arch::mbarrier_init(&shared.grad_o_full[i], 1);
       Arch::mbarrier_init(&shared.empty[i], Shape::kWarps);
       Arch::mbarrier_init(&shared.grad_s_full[i], Shape::kWarps);
-      Arch::mbarrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
+      Arch::mbarrier_init(&shared.grad_s_empty[i], kGradQWarps);
     }
     Arch::fence_mbarrier_init();
   }

@@ -47,6 +47,11 @@ struct BackwardConfig {
   static constexpr bool kCopiesApart = kGroups == 2;
   static constexpr int kFirstKeysGroup = 1 + kCopiesApart;
   static constexpr int kThreads = kFirstKeysGroup * kGroupThreads + kComputeThreads;
+  // Whether a block takes tile of keys after tile of keys, so that copies and the beginning of the
+  // next tile overlap the end of this one.
+  static constexpr bool kIsPersistent =
+      kCopiesApart && !kIsOrdered && !kHasMask && !Traits::kHasBiasGrad;
+  static constexpr int kKeyTiles = kIsPersistent ? 2 : 1;  // in shared memory
   static constexpr int kCopyRegisters = 24, kGradQRegisters = kCopiesApart ? 72 : 80;
   static constexpr int kKeysRegisters = kCopiesApart ? 208 : 144;
   static_assert((kGroups == 2 || kGroups == 3) && kBlockN == 64 * kGroups &&
@@ -71,29 +76,31 @@ struct BackwardConfig {
   static_assert(!kHasBias || kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;
 
-  using Block = BackwardBlock<SeqInfo, kWarpsN>;
-  struct MaskedBlock : Block {
-    int32_t num_steps;
+  // A tile of keys. `exists` is 0 if none is left.
+  struct KeyTile : BackwardBlock<SeqInfo, kWarpsN> {
+    int32_t exists, num_steps;
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: [from, to)
+  };
+  struct MaskedKeyTile : KeyTile {
     MapStep steps[kMapSteps];
   };
   // Consumers are at most kStages steps ahead of dQ, and copies kStages ahead of consumers.
   static_assert(kMapSteps >= 2 * kStages);
 
   struct SharedStorage {
-    alignas(1024) char k[TileKv::kBytes];
+    alignas(1024) char k[kKeyTiles][TileKv::kBytes];
     char v[TileKv::kBytes];
     char q[kStages][TileQ::kBytes];
     char grad_o[kStages][TileQ::kBytes];
     char grad_s[kStages][TileS::kBytes];
-    alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
-    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: [from, to)
-    std::conditional_t<kHasMask, MaskedBlock, Block> block;
+    alignas(16) float stats[kStages][kBlockM][2];  // -LSE in log2, delta
+    std::conditional_t<kHasMask, MaskedKeyTile, KeyTile> tiles[kKeyTiles];
     // For each consumer thread: P for dS, if it differs from P for dV.
     alignas(16) uint32_t weights[kBlockM / 16][kComputeThreads][4];
-    // Full: the copy has landed (Q with the statistics), or dS is stored. Empty: all readers have
-    // released Q, dO and the statistics, or dS.
-    arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages],
-        grad_s_full[kStages], grad_s_empty[kStages];
+    // Full: the copy has landed (K with the KeyTile, Q with the statistics), or dS is stored.
+    // Empty: all readers have released K and the KeyTile, V, Q with dO and the statistics, or dS.
+    arch::Barrier tile_full[kKeyTiles], tile_empty[kKeyTiles], v_full, v_empty, q_full[kStages],
+        grad_o_full[kStages], empty[kStages], grad_s_full[kStages], grad_s_empty[kStages];
   };
 };
 

@@ -48,8 +48,9 @@ struct BackwardConsumer {
   Problem const& p;
   Shared& shared;
   int const group;  // this warpgroup
+  int const stage;  // of K and the KeyTile
   Scores const scores;
-  Ring<Config::kStages> ring = {};
+  Ring<Config::kStages> ring;
 
   typename Products::Grad grad_k, grad_v;
   typename Products::Slice x;           // S, then dP
@@ -58,13 +59,17 @@ struct BackwardConsumer {
   typename Scores::Kept products;       // S, for gradients of tensors that a score_mod captures
   typename Products::Packed grad_s;
 
-  CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
+  // ring: of the first step.
+  CUTE_DEVICE BackwardConsumer(Params const& params, Shared& shared, int group, int stage,
+                               Ring<Config::kStages> const& ring)
       : params(params),
         p(params.problem),
         shared(shared),
         group(group),
-        scores{p, score_in_log2<Score>(p, lens), score_in_log2<Score>(p, lens).log2_scale(),
-               shared.block.dropout} {
+        stage(stage),
+        scores{p, score_in_log2<Score>(p, lens()),
+               opaque(score_in_log2<Score>(p, lens()).log2_scale()), key_tile().dropout},
+        ring(ring) {
     clear(grad_k);
     clear(grad_v);
   }
@@ -73,21 +78,31 @@ struct BackwardConsumer {
   // would cost a register.
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - kFirstThread; }
 
+  // opaque: with addresses in both tiles in registers, D = 64 in fp16 spills in its loop.
+  CUTE_DEVICE auto const& key_tile() const {
+    return shared.tiles[Config::kIsPersistent ? opaque(stage) : 0];
+  }
+
+  // Goes through the steps of the tile. K is full.
   CUTE_DEVICE void run(int steps) {
     if (steps == 0) return;
-    Steps at(params, shared.block);
-    Arch::mbarrier_wait(&shared.k_full, 0);
-    Arch::mbarrier_wait(&shared.v_full, 0);
-    if constexpr (kTakesTurns) {
-      if (group == Config::kGroups - 1) pass_turn();
-    } else {
-      for (int i = 0; i < group; ++i) Arch::sleep(kStaggerNs);
-    }
+    Steps at(params, key_tile());
+    if constexpr (!Config::kIsPersistent) Arch::mbarrier_wait(&shared.v_full, 0);
     CUTE_NO_UNROLL
     do {
       step(at, at.number + 1 == steps);
-      at.advance(shared.block.range);
+      at.advance(key_tile().range);
     } while (at.number < steps);
+  }
+
+  // Called by each warpgroup before a tile with steps: the last one lets the first one begin.
+  // Without turns, warpgroups begin their first tile one after the other.
+  CUTE_DEVICE static void begin(int group, bool is_first_tile) {
+    if constexpr (kTakesTurns) {
+      if (group == Config::kGroups - 1) pass_turn(group);
+    } else {
+      for (int i = 0; is_first_tile && i < group; ++i) Arch::sleep(kStaggerNs);
+    }
   }
 
  private:
@@ -97,14 +112,16 @@ struct BackwardConsumer {
     if constexpr (kTakesTurns) {
       Arch::sync(kFirstTurn + group, Config::kComputeThreads);  // this warpgroup's turn
     }
-    issue_first(shared.k, shared.q);  // S
+    issue_first(shared.k[stage], shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
     Scores::keep(x, products);
     to_weights(at, bits);
     // Nobody waits for the turn after the last warpgroup's last step.
-    if (kTakesTurns && !(is_last && group == Config::kGroups - 1)) pass_turn();
+    if (kTakesTurns && !(is_last && group == Config::kGroups - 1)) pass_turn(group);
 
     Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    // Here, because the V of the tile before is read until its last step.
+    if (Config::kIsPersistent && at.number == 0) Arch::mbarrier_wait(&shared.v_full, stage);
     issue_first(shared.v, shared.grad_o);  // dP
     issue_second(products_of_v(), shared.grad_o, grad_v);
     if constexpr (kHasTwoWeights) {  // frees the registers of `weights`
@@ -127,7 +144,7 @@ struct BackwardConsumer {
     ring.advance();
   }
 
-  CUTE_DEVICE void pass_turn() const {
+  CUTE_DEVICE static void pass_turn(int group) {
     Arch::arrive(kFirstTurn + (group + 1) % Config::kGroups, Config::kComputeThreads);
   }
 
@@ -172,10 +189,10 @@ struct BackwardConsumer {
   CUTE_DEVICE StepPlace place(Steps const& at) const {
     auto const& step = at.present();
     int const first_key = BackwardConsumer::thread() / 32 * Config::kWarpKeys;
-    return {shared.block.tile.batch, step.head, shared.block.tile.begin + first_key,
-            step.tile * kM};
+    RowTile const& keys = key_tile().tile;
+    return {keys.batch, step.head, keys.begin + first_key, step.tile * kM};
   }
-  CUTE_DEVICE SeqLens lens() const { return shared.block.seq.lens(p); }
+  CUTE_DEVICE SeqLens lens() const { return key_tile().seq.lens(p); }
 
   // P as the A operand of dV.
   CUTE_DEVICE typename Products::Packed& products_of_v() {
@@ -193,10 +210,11 @@ struct BackwardConsumer {
       scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32, products_of_v(),
                      saved, extra);
     } else {
-      VisibleQueries const visible = shared.block.visible[warp];
+      VisibleQueries const visible = key_tile().visible[warp];
       int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
-      Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);
+      Address const queries =
+          Arch::smem_address(key_tile().queries_of_key[warp * Config::kWarpKeys]);
       scores.weights(x, place(at), lens(), 0, {}, stats(), queries, is_masked, thread % 32,
                      products_of_v(), saved, extra);
     }

@@ -30,21 +30,40 @@ struct BackwardGradQ {
 
   Params const& params;
   Shared& shared;
+  Ring<Config::kKeyTiles> key_tile = {};
+  Ring<Config::kStages> ring = {};
 
-  CUTE_DEVICE void run(int steps) const {
-    if (steps == 0) return;
-    BackwardProducer<Config, Arch> producer(params, shared, steps);
+  // steps: of the block's only tile of keys, if it is not persistent.
+  CUTE_DEVICE void run(int steps) {
+    if constexpr (Config::kIsPersistent) {
+      for (;;) {
+        Arch::mbarrier_wait(&shared.tile_full[key_tile.stage], key_tile.round);
+        if (!keys().exists) return;
+        if (keys().num_steps > 0) run_tile(keys().num_steps);
+        arrive<Arch>(&shared.tile_empty[key_tile.stage]);
+        key_tile.advance();
+      }
+    } else {
+      if (steps > 0) run_tile(steps);
+    }
+  }
+
+ private:
+  // The present tile of keys.
+  CUTE_DEVICE auto const& keys() const { return shared.tiles[key_tile.stage]; }
+
+  CUTE_DEVICE void run_tile(int steps) {
+    BackwardProducer<Config, Arch> producer(params, shared);
     bool const copies = !Config::kCopiesApart && Arch::uniform(Arch::thread() / 32) == 0;
     if (copies) producer.begin();
 
-    Steps at(params, shared.block);
-    Ring<Config::kStages> ring;
-    Arch::mbarrier_wait(&shared.k_full, 0);
+    Steps at(params, keys());
+    if constexpr (!Config::kIsPersistent) Arch::mbarrier_wait(&shared.tile_full[0], 0);
     int64_t before = 0;  // tile of the previous step
     CUTE_NO_UNROLL
     do {
       int64_t tile = 0;
-      if constexpr (!Config::kHasMask) tile = at.number_of(params, shared.block.tile.batch);
+      if constexpr (!Config::kHasMask) tile = at.number_of(params, keys().tile.batch);
       // In ordered mode the end of the step has no time to wait for memory. In unordered mode
       // loading this early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
@@ -64,25 +83,26 @@ struct BackwardGradQ {
         bool const is_last = i + 1 == kSlices;
         if (is_last) arrive<Arch>(&shared.grad_s_empty[ring.stage]);
         if (i == 0) wait_for_turn(at, tile, done);
-        if (has_tile<Config>(params, shared.block, at.present().tile, tile_of_step)) {
+        if (has_tile<Config>(params, keys(), at.present().tile, tile_of_step)) {
           add(tile + tile_of_step, column, grad_q);
         }
       }
       if (copies) Config::kIsOrdered ? producer.copy() : producer.next();
       before = tile;
-      at.advance(shared.block.range);
+      at.advance(keys().range);
       ring.advance();
     } while (at.number < steps);
     pass_turn(before);
   }
 
- private:
   // grad_q = dS^T K, for 64 queries, a tile of the workspace, and 64 columns
   template <class Registers>
   CUTE_DEVICE void issue(int stage, int tile_of_step, int column, Registers& grad_q) const {
     auto const a = Arch::descriptor(shared.grad_s[stage] + tile_of_step * TileS::kChunkBytes,
                                     TileS::kChunkBytes, 1024);
-    auto const b = Arch::descriptor(shared.k + column / kColumns * TileKv::kChunkBytes,
+    // With two slices, opaque: descriptors of both would be moved to and from uniform registers.
+    int const of_k = kColumnSlices > 1 ? opaque(key_tile.stage) : key_tile.stage;
+    auto const b = Arch::descriptor(shared.k[of_k] + column / kColumns * TileKv::kChunkBytes,
                                     TileKv::kChunkBytes, 1024);
     Arch::wgmma_fence(grad_q);
     CUTE_UNROLL
@@ -121,10 +141,10 @@ struct BackwardGradQ {
   CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile, int32_t done) const {
     if constexpr (Config::kIsOrdered) {
       if (takes_turns()) {
-        SeqLens const lens = shared.block.seq.lens(params.problem);
+        SeqLens const lens = keys().seq.lens(params.problem);
         int const first = at.tile * kM, end = first + kM < lens.q ? first + kM : lens.q;
         TileRange const keys = params.template mask<false>(lens).tiles(first, end, Config::kBlockN);
-        int32_t const earlier = shared.block.tile.begin / Config::kBlockN - keys.begin;
+        int32_t const earlier = this->keys().tile.begin / Config::kBlockN - keys.begin;
         if (at.number == 0 || done < earlier) Arch::wait_until(turn(tile), earlier);
       }
       Arch::sync_warp();

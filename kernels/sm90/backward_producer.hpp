@@ -1,4 +1,5 @@
-// The producer warp: copies K and V once, then Q, dO and the statistics of each step.
+// The producer warp: copies K and V of a tile of keys, and Q, dO and the statistics of each step.
+// Persistent blocks: it also takes the tiles, and publishes them.
 #pragma once
 
 #include "sm90/backward_map_steps.hpp"
@@ -19,32 +20,41 @@ struct BackwardProducer {
 
   Params const& params;
   Shared& shared;
+  int const stage;  // of K and the KeyTile; also the round of V, which has one stage
   int const steps;
   std::conditional_t<Config::kHasMask, MapSteps<Config, Arch>, BackwardSteps<Config>> at;
   Ring<Config::kStages> ring;
   Stats stats[Config::kTiles];  // of this lane's queries in the next step
 
-  CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int steps)
-      : params(params), shared(shared), steps(steps), at(params, shared.block) {}
+  // ring: of the first step.
+  CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int stage = 0,
+                               Ring<Config::kStages> const& ring = {})
+      : params(params),
+        shared(shared),
+        stage(stage),
+        steps(shared.tiles[stage].num_steps),
+        at(params, shared.tiles[stage]),
+        ring(ring) {}
 
   CUTE_DEVICE void run() {
-    if (steps == 0) return;
+    if (!Config::kIsPersistent && steps == 0) return;
     begin();
     CUTE_NO_UNROLL
     while (at.number < steps) next();
   }
 
-  // Copies K and V, and as many steps as there are stages.
+  // Copies K and V, and as many steps as there are stages. In a persistent block, V comes after the
+  // first step: its buffer is empty last.
   CUTE_DEVICE void begin() {
-    if (Arch::elect()) {
-      RowTile const& tile = shared.block.tile;
-      SequenceRows const rows = key_rows(shared.block.seq, params.problem);
-      load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head, rows);
-      load<TileKv>(params.v, shared.v, &shared.v_full, tile.begin, tile.head, rows);
+    load_keys(params.k, shared.k[stage], &shared.tile_full[stage]);
+    if constexpr (Config::kIsPersistent) {
+      next();
+      Arch::mbarrier_wait(&shared.v_empty, stage ^ 1);
     }
+    load_keys(params.v, shared.v, &shared.v_full);
     if constexpr (Config::kHasMask) at.begin();
     CUTE_NO_UNROLL
-    for (int i = 0; i < Config::kStages; ++i) next();
+    for (int i = Config::kIsPersistent; i < Config::kStages; ++i) next();
   }
 
   // Copies the next step, if there is one, once its stage is empty.
@@ -67,12 +77,12 @@ struct BackwardProducer {
       reinterpret_cast<Stats*>(shared.stats[ring.stage])[i * 32 + lane] = stats[i];
     }
     if constexpr (Config::kHasMask) {
-      if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
+      if (lane == 0) key_tile().steps[at.number % kMapSteps] = at.published();
     }
     Arch::sync_warp();
     if (Arch::elect()) {
       int const first = at.tile * Config::kBlockM;
-      SequenceRows const rows = query_rows(shared.block.seq, params.problem);
+      SequenceRows const rows = query_rows(key_tile().seq, params.problem);
       load<TileQ, kBiasBytes>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first,
                               at.head, rows);
       load<TileQ>(params.grad_o, shared.grad_o[ring.stage], &shared.grad_o_full[ring.stage], first,
@@ -84,11 +94,12 @@ struct BackwardProducer {
   }
 
  private:
+  CUTE_DEVICE auto& key_tile() const { return shared.tiles[stage]; }
   CUTE_DEVICE void advance() {
     if constexpr (Config::kHasMask) {
       at.advance(steps);
     } else {
-      at.advance(shared.block.range);
+      at.advance(key_tile().range);
     }
   }
 
@@ -96,12 +107,12 @@ struct BackwardProducer {
                 "a lane has those of two queries of a tile");
 
   CUTE_DEVICE void read_stats(int lane) {
-    int64_t const tile = at.number_of(params, shared.block.tile.batch);
+    int64_t const first = at.number_of(params, key_tile().tile.batch);
     constexpr int kRows = MmaBackwardParams::kTileRows;
     CUTE_UNROLL
     for (int i = 0; i < Config::kTiles; ++i) {
-      if (has_tile<Config>(params, shared.block, at.tile, i)) {
-        stats[i] = reinterpret_cast<Stats const*>(params.stats + (tile + i) * (kRows * 2))[lane];
+      if (has_tile<Config>(params, key_tile(), at.tile, i)) {
+        stats[i] = reinterpret_cast<Stats const*>(params.stats + (first + i) * (kRows * 2))[lane];
       } else {
         stats[i] = {-kInf, 0.0f, -kInf, 0.0f};  // no weights
       }
@@ -112,7 +123,7 @@ struct BackwardProducer {
   // It arrives with Q.
   CUTE_DEVICE void load_bias(int first_query) const {
     using TileBias = typename Config::TileBias;
-    RowTile const& keys = shared.block.tile;
+    RowTile const& keys = key_tile().tile;
     Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
@@ -120,6 +131,16 @@ struct BackwardProducer {
                      &shared.q_full[ring.stage], keys.begin + i * 64, 0, first_query, at.head,
                      keys.batch);
     }
+  }
+
+  // Copies K or V of a tile with steps.
+  template <class Rows>
+  CUTE_DEVICE void load_keys(Rows const& from, char* to, arch::Barrier* full) const {
+    if (!Arch::elect()) return;
+    if (Config::kIsPersistent && steps == 0) return Arch::mbarrier_arrive(full);
+    RowTile const& keys = key_tile().tile;
+    SequenceRows const rows = key_rows(key_tile().seq, params.problem);
+    load<TileKv>(from, to, full, keys.begin, keys.head, rows);
   }
 
   // kMoreBytes: bytes of other copies that the barrier counts.

@@ -79,7 +79,8 @@ struct BackwardTwoPass {
       shared.block.range = range;
       init<Arch>(shared);
     }
-    cutlass_attn::share_visible<KeysTraits, Arch>(mask, tile.begin, shared);
+    cutlass_attn::share_visible<Config, Arch>(mask, tile.begin, kThreads, shared.block.visible,
+                                              shared.queries_of_key);
     Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = params.heads_per_kv * tiles;
@@ -148,11 +149,6 @@ struct BackwardTwoPass {
                      shared.tile.begin + first, shared.seq.lens(p).q, p.head_dim,
                      p.logits.softmax_scale, grad_q);
   }
-
-  // Config as share_visible() requires it.
-  struct KeysTraits : Config {
-    using SharedStorage = typename Config::KeysStorage;
-  };
 
   // For each query, the keys that it sees; for each warp, the keys that all its queries see. Called
   // by all threads.

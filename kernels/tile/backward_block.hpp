@@ -2,8 +2,7 @@
 // that see its keys, and how dK and dV are stored.
 //
 // A Config has kHeadDim, kBlockN keys per block, and kWarpsN warps with kWarpKeys keys each, in
-// kKeyBlocks m16 blocks. Its SharedStorage has a BackwardBlock `block` and
-// queries_of_key[kBlockN][2].
+// kKeyBlocks m16 blocks.
 #pragma once
 
 #include "core/dropout.hpp"
@@ -34,31 +33,31 @@ struct BackwardBlock {
 // Index of a block's tile of keys. block: index among the blocks with a tile. If dQ is added in
 // order, blocks wait for blocks of earlier keys. Tiles are therefore assigned in the order in which
 // blocks begin, so that a block only waits for blocks that have begun. Called by all threads of the
-// block.
+// block. ticket: in shared memory.
 template <class Config, class Arch>
-CUTE_DEVICE int number_of_tile(MmaBackwardParams const& params, int block,
-                               typename Config::SharedStorage& shared) {
+CUTE_DEVICE int number_of_tile(MmaBackwardParams const& params, int block, int32_t& ticket) {
   if constexpr (!Config::kIsOrdered) {
     return params.tile_of_block(block);
   } else {
-    if (Arch::thread() == 0) shared.block.ticket = Arch::atom_add(params.tickets(), 1);
+    if (Arch::thread() == 0) ticket = Arch::atom_add(params.tickets(), 1);
     Arch::sync();  // ticket full
-    return params.tile_of(shared.block.ticket);
+    return params.tile_of(ticket);
   }
 }
 
 // Finds the queries that see each key, and the queries that see the keys of each warp. Called by
-// all threads of the block.
+// the first `threads` threads of the block.
 template <class Config, class Arch>
-CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
-                               typename Config::SharedStorage& shared) {
+CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key, int threads,
+                               VisibleQueries (&visible_of_warp)[Config::kWarpsN],
+                               int32_t (&queries_of_key)[Config::kBlockN][2]) {
   int const thread = Arch::thread();
   CUTE_NO_UNROLL
-  for (int i = thread; i < Config::kBlockN; i += Config::kThreads) {
+  for (int i = thread; i < Config::kBlockN; i += threads) {
     int const key = first_key + i;
     bool const is_key = key < mask.seqlen_k;
-    shared.queries_of_key[i][0] = is_key ? mask.q_lo(key) : 0;
-    shared.queries_of_key[i][1] = is_key ? mask.q_hi(key) : 0;
+    queries_of_key[i][0] = is_key ? mask.q_lo(key) : 0;
+    queries_of_key[i][1] = is_key ? mask.q_hi(key) : 0;
   }
   if (thread < Config::kWarpsN) {
     int const first = first_key + thread * Config::kWarpKeys;
@@ -68,7 +67,7 @@ CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
     VisibleQueries visible = {0, 0, 0, 0};
     if (first <= last) visible = {mask.q_lo(first), mask.q_hi(last), mask.q_lo(last), 0};
     if (is_whole) visible.all_end = mask.q_hi(first);
-    shared.block.visible[thread] = visible;
+    visible_of_warp[thread] = visible;
   }
 }
 

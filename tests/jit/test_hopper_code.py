@@ -95,11 +95,10 @@ CODE = {
 }
 
 
-# Bytes of the stack: warpgroups with keys, at their last registers, spill 4 to 16.
+# Bytes of the stack: warpgroups with keys, at their last registers, spill 4 to 8.
 SPILLS = {
-    "sm90/backward_wgmma_q128/bf16/d64/128x128x8": 16,
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,
-    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 16,
+    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 8,
     "sm90/int8_fp8/bf16/d64/192x128x12": 8,  # of the warp that copies, at 32 registers
     # Of the warp that copies for blocks with the gradient, at 32 registers.
     "sm90/backward_wgmma_bias_grad/bf16/d128/64x128x8": 40,

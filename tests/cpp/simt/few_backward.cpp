@@ -89,6 +89,22 @@ TEST(few_wgmma) {
   run<sm90::Backward<Half, Wgmma64, with::PackedRows>, IdentityScore>(packed);
 }
 
+// Blocks that take several tiles of keys: of several heads, and the first tiles without queries.
+TEST(few_persistent) {
+  using Order = simt::FiberOrder;
+  Case c{.name = "no queries", .heads_q = 3, .heads_kv = 3, .seqlen_q = 130, .seqlen_k = 400};
+  c.mask = window(60, 0);
+  run<sm90::Backward<Half, Wgmma64Q128>, IdentityScore>(c, Order::kRandom, 2);
+  c.head_dim = 128, c.heads_q = 4, c.heads_kv = 2;
+  run<sm90::Backward<Half, Wgmma128>, IdentityScore>(c, Order::kRandom, 2);
+  c.softcap = 1.5f;
+  run<sm90::Backward<BFloat, Wgmma128>, SoftcapScore>(c);
+  Case packed{.name = "packed", .batch = 4, .heads_q = 2, .seqlen_q = 70, .seqlen_k = 190};
+  packed.head_dim = 128;
+  packed.cu_seqlens_q = {0, 70, 70, 101, 130}, packed.cu_seqlens_k = {0, 60, 63, 253, 253};
+  run<sm90::Backward<Half, Wgmma128, with::PackedRows>, IdentityScore>(packed, Order::kRandom, 2);
+}
+
 TEST(few_mask) {
   std::vector<Case> const cases = mask_cases(64);
   for (int i : {0, 1, 2}) run<Masked<Half, Wgmma64>, Score<MaskBits>>(cases[i]);
