@@ -414,3 +414,32 @@ def test_varlen_computes_no_more_than_is_asked(monkeypatch):
     q, k = randn(5, 2, 8), randn(5, 2, 8).requires_grad_()
     attention_varlen(q, k, q, offsets([5])).sum().backward()
     assert asked == [{"grad_out", "grad_k"}]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (50, 0)}])
+def test_more_tiles_of_keys_than_multiprocessors(device, head_dim, options):
+    """So that blocks of a GPU take several. With the window the first keys have no queries."""
+    batch, heads, rows, keys = (12, 6, 160, 400) if device == "cuda" else (2, 2, 60, 130)
+    torch.manual_seed(0)
+    shapes = (batch, heads, rows, head_dim), *[(batch, heads // 2, keys, head_dim)] * 2
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    inputs = [torch.randn(x, device=device).to(dtype).requires_grad_() for x in shapes]
+    weight = torch.randn(shapes[0], device=device).to(dtype)
+    grads = torch.autograd.grad(attention(*inputs, **options), inputs, weight)
+
+    at = torch.arange(rows, device=device)[:, None] + keys - rows
+    of = torch.arange(keys, device=device)
+    visible = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    if options:
+        visible &= of <= at
+    if "window" in options:
+        visible &= of >= at - 50
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    q, k, v = exact[0], *(x.repeat_interleave(2, dim=1) for x in exact[1:])
+    scores = (q @ k.mT / head_dim**0.5).masked_fill(~visible, -torch.inf)
+    due = torch.autograd.grad(scores.softmax(-1) @ v, exact, weight.double())
+    for ours, right in zip(grads, due, strict=True):
+        error = (ours.double() - right).norm() / right.norm()
+        assert error < (2e-2 if device == "cuda" else 1e-5)
