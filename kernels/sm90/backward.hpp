@@ -79,7 +79,7 @@ struct Backward {
     }
     Arch::sync();  // barriers initialised, shared.tiles[0] full
     // Of the only tile. Read before the warpgroups part: read in each of them, D = 128 with a mask
-    // has more in local memory (1.05 of the time on an H200).
+    // has more in local memory.
     int steps = 0;
     if constexpr (!kIsPersistent) steps = shared.tiles[0].num_steps;
 
