@@ -14,7 +14,7 @@ struct BasicBackwardParams : MmaBackwardParams {
   static constexpr int kBlockM = kTileRows;  // queries of a step; rows of a copy
 
   Rows q, grad_o, k, v;
-  int32_t blocks = 0;             // of the grid: fewer than tiles of keys if each takes several
+  int32_t blocks = 0;             // of the grid, if blocks are persistent
   char const* failure = nullptr;  // why the tensor maps could not be made
 
   static BasicBackwardParams prepare(Problem const& p, Workspace const& workspace,
@@ -25,9 +25,7 @@ struct BasicBackwardParams : MmaBackwardParams {
     // An eighth of the SMs of an H200. D = 128, 4 x 4096 takes 2566 us; with 64 it takes 3150. D =
     // 64, 16 x 1024 takes 3 to 4 % less, and causal 3 to 4 % more.
     params.begin_together(16);
-    int64_t const most =
-        facts.is_persistent && device.num_sms > 0 ? device.num_sms : params.keys.all;
-    params.blocks = int32_t(params.keys.all < most ? params.keys.all : most);
+    if (facts.is_persistent) params.blocks = PersistentTiles::blocks_of(params.keys.all, device);
     if (params.keys.all == 0 || params.queries.all == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     char const* const failures[] = {

@@ -364,16 +364,24 @@ POISONS = {
 }
 
 
-@on_devices
 @pytest.mark.parametrize("name", POISONS)
-def test_poison(device, name):
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", "float32"),
+        *[pytest.param("cuda", x, marks=cases.needs_gpu) for x in ("float16", "bfloat16")],
+    ],
+)
+def test_poison(device, dtype, name, request):
+    if name == "1 / score" and dtype == "float16":
+        # inf times 0. The gradient itself is within float16.
+        why = "a weight times the slope of its score is kept in 16 bits"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     made, seqlen = generator(device), 1025 if ALL and name == "not read" else 257 if ALL else 65
     table = normal(made, 2, 1, seqlen, seqlen)
     table[1:] = torch.nan
     score = POISONS[name] or (lambda s, b, h, q, k: s + table[b, h, q, k])
-    # 1 / score**2 of a small score is beyond float16.
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    leaves = operands(made, (1, 1, seqlen, 16), dtype=dtype)
+    leaves = operands(made, (1, 1, seqlen, 16), dtype=getattr(torch, dtype))
     mask = create_block_mask(causal, 1, 1, seqlen, seqlen, device=device)
     out = flex_attention(*leaves, score, mask)
     grad_q, _, grad_v = torch.autograd.grad(out.sum(), leaves)

@@ -341,15 +341,6 @@ constexpr bool has_bias_grad(int) {
   return std::is_same_v<typename Kernel::Params, typename OfBias::Params>;
 }
 
-template <class Kernel>
-constexpr bool is_persistent(...) {
-  return false;
-}
-template <class Kernel>
-constexpr auto is_persistent(int) -> decltype(bool(Kernel::kIsPersistent)) {
-  return Kernel::kIsPersistent;
-}
-
 // Persistent blocks: in the last run one takes all tiles, or two do, if the run is crowded.
 // crowded: further runs with so many concurrent blocks that blocks overtake each other.
 template <class Kernel, class... Scores>
@@ -372,7 +363,8 @@ void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, 
     auto const address = reinterpret_cast<uintptr_t>(workspace.data());
     options.workspace = {workspace.data() + (256 - address % 256), bytes};
     DeviceLimits device;
-    if (is_persistent<Kernel>(0) && i + 1 == schedules.size()) device.num_sms = crowded ? 2 : 1;
+    bool const is_last = i + 1 == schedules.size();
+    if (facts_of<Kernel>().is_persistent && is_last) device.num_sms = crowded ? 2 : 1;
     Status const status =
         simt::launch_with_pre_post_on_host<Kernel, Scores...>(solved.p, options, device);
     std::string error = status.ok() ? solved.verdict() : status.message;
