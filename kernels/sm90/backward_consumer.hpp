@@ -85,7 +85,11 @@ struct BackwardConsumer {
 
   // Goes through the steps of the tile. K is full.
   CUTE_DEVICE void run(int steps) {
-    if (steps == 0) return;
+    if (steps == 0) {
+      // Or v_empty could complete two phases before the producer has seen one.
+      if constexpr (Config::kIsPersistent) Arch::mbarrier_wait(&shared.v_full, stage);
+      return;
+    }
     Steps at(params, key_tile());
     if constexpr (!Config::kIsPersistent) Arch::mbarrier_wait(&shared.v_full, 0);
     CUTE_NO_UNROLL

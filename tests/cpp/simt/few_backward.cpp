@@ -92,7 +92,8 @@ TEST(few_wgmma) {
 // Blocks that take several tiles of keys: of several heads, and the first tiles without queries.
 TEST(few_persistent) {
   using Order = simt::FiberOrder;
-  Case c{.name = "no queries", .heads_q = 3, .heads_kv = 3, .seqlen_q = 130, .seqlen_k = 400};
+  // No query sees the first two tiles of keys.
+  Case c{.name = "no queries", .heads_q = 3, .heads_kv = 3, .seqlen_q = 130, .seqlen_k = 480};
   c.mask = window(60, 0);
   run<sm90::Backward<Half, Wgmma64Q128>, IdentityScore>(c, Order::kRandom, 2);
   c.head_dim = 128, c.heads_q = 4, c.heads_kv = 2;
@@ -110,7 +111,7 @@ TEST(few_mask) {
   for (int i : {0, 1, 2}) run<Masked<Half, Wgmma64>, Score<MaskBits>>(cases[i]);
   for (Case c : {cases[0], cases[1]}) {
     c.head_dim = 128;
-    run<Masked<Half, Wgmma128>, Score<MaskBits>>(c, simt::FiberOrder::kRandom);
+    run<Masked<Half, Wgmma128>, Score<MaskBits>>(c, simt::FiberOrder::kRandom, 2);
   }
 }
 
