@@ -18,7 +18,8 @@ struct GeneralScore {
   static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
   using Mod = void;
-  static constexpr bool kHasMod = false, kHasModSums = false, kModSumsReadScore = false;
+  static constexpr bool kHasMod = false, kHasModSums = false, kModSumsReadScore = false,
+                        kModIsSteep = false;
   static constexpr bool kKeepsMaxLogit = false;
   // These flags select the compiled-in terms; this score has its own code for all terms.
   static constexpr bool kHasAlibi = false, kHasBias = false, kHasMask = false;

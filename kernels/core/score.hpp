@@ -46,6 +46,8 @@ struct Score {
   // Whether tensors that it captures have gradients, and whether these depend on the score.
   static constexpr bool kHasModSums = ScoreModOf<Terms...>::kSums > 0;
   static constexpr bool kModSumsReadScore = ScoreModOf<Terms...>::kSumsReadScore;
+  // Whether its derivative may be beyond float16.
+  static constexpr bool kModIsSteep = ScoreModOf<Terms...>::kGradIsSteep;
   // Whether a term is added to logits.
   static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias> || kHasMod;
   // Whether apply() does nothing. with_bias() adds a bias, so a bias alone counts as identity.

@@ -108,6 +108,7 @@ struct BackwardProducts {
     for (int n = 0; n < kSlice / 16; ++n) pack(x, n, words);
   }
   // Packs the n-th 16 queries.
+  template <class To = Element>
   CUTE_DEVICE static void pack(Slice const& x, int n, Packed& words) {
     CUTE_UNROLL
     for (int m = 0; m < kKeyBlocks; ++m) {
@@ -115,7 +116,7 @@ struct BackwardProducts {
       for (int i = 0; i < 4; ++i) {
         int const at = i % 2 * 2;  // rows g and g + 8 of n8 blocks 2 n and 2 n + 1
         words[n][m][i] =
-            Arch::template pack<Element>(x(at, m, 2 * n + i / 2), x(at + 1, m, 2 * n + i / 2));
+            Arch::template pack<To>(x(at, m, 2 * n + i / 2), x(at + 1, m, 2 * n + i / 2));
       }
     }
   }

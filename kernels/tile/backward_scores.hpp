@@ -8,6 +8,7 @@
 #include "core/score.hpp"
 #include "tile/backward_products.hpp"
 #include "tile/dropout.hpp"
+#include "tile/fragment.hpp"
 
 namespace cutlass_attn {
 
@@ -101,7 +102,9 @@ struct BackwardScores {
   static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
 
   // Passed from weights() to gradient(): P d logit / d(scale s), and, if the logits need gradients
-  // (of a bias), P. The sign bit marks a weight that dropout dropped.
+  // (of a bias), P. The sign bit marks a weight that dropout dropped. Products are bfloat16 where
+  // they may be beyond float16, although dP - delta is then small and dS is not: weights near 1.
+  using Product = std::conditional_t<Score::kModIsSteep, cutlass::bfloat16_t, Element>;
   struct OfProducts {
     Packed products;
   };
@@ -141,9 +144,10 @@ struct BackwardScores {
   float const log2_scale;
   DropoutMask const& dropout;
 
+  template <class From = Element>
   CUTE_DEVICE static float element_of(Packed const& words, int m, int n, int i) {
     uint32_t const word = words[n / 2][m][n % 2 * 2 + i / 2];
-    return to_float(uint16_t(i % 2 ? word >> 16 : word));
+    return element_to_float<From>(uint16_t(i % 2 ? word >> 16 : word));
   }
 
   // Calls visit(m, n, i) for all elements of a slice.
@@ -226,7 +230,7 @@ struct BackwardScores {
         }
       });
       Products::pack(x, n, words);
-      Products::pack(Score::kIsLinear ? x : slope, n, saved.products);
+      Products::template pack<Product>(Score::kIsLinear ? x : slope, n, saved.products);
       if constexpr (std::is_same_v<SavedWeights, OfLogits>) Products::pack(x, n, saved.logits);
       if constexpr (Config::kDrops) drop(at, slice, lane, n, words, saved);
       extra.keep(n, saved);
@@ -242,14 +246,15 @@ struct BackwardScores {
   // From dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
   CUTE_DEVICE void gradient(Slice& dp, SavedWeights const& saved, Address stats, int lane,
                             Packed& words) const {
-    softmax_grad(dp, saved.products, stats, lane);
+    softmax_grad<Product>(dp, saved.products, stats, lane);
     Products::pack(dp, words);
   }
 
-  // From dP of a slice to P (dP - delta), with either P of `saved`.
+  // From dP of a slice to P (dP - delta), with P of dV or of `saved`.
+  template <class From = Element>
   CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& saved, Address stats, int lane) const {
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-      float const weight = element_of(saved, m, n, i);
+      float const weight = element_of<From>(saved, m, n, i);
       if constexpr (Config::kMayDrop) {
         dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * stat[1]);
       } else {
@@ -262,9 +267,6 @@ struct BackwardScores {
   // Slope of softcap logit / cap.
   CUTE_DEVICE float slope_of_softcap(float x) const {
     return score.cap > 0.0f ? 1.0f - x * x : 1.0f;
-  }
-  CUTE_DEVICE static float to_float(uint16_t bits) {
-    return std::is_same_v<Element, cutlass::half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
   }
 
   // Calls visit(m, n, i, stat) for all elements, with the statistics of their queries.
@@ -400,7 +402,7 @@ struct BackwardScores {
     }
     if constexpr (kHasBias) {
       for_all([&](int m, int n, int i) {
-        x(i, m, n) = score.add_bias(x(i, m, n), to_float(entries.bias(m, n, i)));
+        x(i, m, n) = score.add_bias(x(i, m, n), element_to_float<Element>(entries.bias(m, n, i)));
       });
     }
     if constexpr (kHasMask) {

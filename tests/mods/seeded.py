@@ -26,6 +26,8 @@ SCORE_MODS = {
     "Table": lambda s, b, h, q, k: s + TABLE[h, q, k],
     # Infinite, as its derivative is, where causal masks a key, and for queries beyond the last.
     "Steep": lambda s, b, h, q, k: s * torch.where((k <= q + OFFSET) & (q < SQ), 1.0, float("inf")),
+    # Its derivative, times a weight near 1, is beyond float16.
+    "Inverse": lambda s, b, h, q, k: 1 / s,
     "All": lambda s, b, h, q, k: torch.where(
         VISIBLE[h, q, k],
         CAP * torch.tanh(s / CAP) - SLOPES[h] * abs(k - q - OFFSET) + TABLE[h, q, k],
@@ -51,8 +53,9 @@ def text():
     result = f"{banner}\n\n{cpp.PRELUDE}"
     for name, function in SCORE_MODS.items():
         graph = trace(function, "score_mod")
-        roots = {"score": graph.result, "grad": derivative(graph).score}
-        result += "\n" + cpp.source(graph, roots, name).text
+        found = derivative(graph)
+        roots = {"score": graph.result, "grad": found.score}
+        result += "\n" + cpp.source(graph, roots, name, found).text
     for name, function in CAPTURES.items():
         graph = trace(function, "score_mod")
         found = derivative(graph, range(len(graph.captures)))

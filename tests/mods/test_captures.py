@@ -160,6 +160,22 @@ def test_only_functions_of_the_score_recompute_it(name, reads):
     assert f"kSumsReadScore = {str(reads).lower()};" in text
 
 
+@pytest.mark.parametrize(
+    ("function", "is_steep"),
+    [
+        (lambda s, b, h, q, k: 1 / s, True),
+        (lambda s, b, h, q, k: torch.where(s > 0, torch.log(s), s), True),
+        (lambda s, b, h, q, k: s**-2, True),
+        (lambda s, b, h, q, k: s * s + HEADS[h] / 3, False),
+        (lambda s, b, h, q, k: 5 * torch.tanh(s / 5), False),
+        (lambda s, b, h, q, k: torch.sigmoid(s) + torch.exp(HEADS[h]), False),
+    ],
+)
+def test_steep_derivatives_are_named(function, is_steep):
+    graph = trace(function, "score_mod")
+    assert ("kGradIsSteep" in jit._score_mods[_compiled.made(graph).name]) == is_steep
+
+
 def test_kernels_without_such_gradients_have_no_code_for_them():
     graph = trace(SCORES["distance"][0], "score_mod")
     assert "kSums" not in jit._score_mods[_compiled.made(graph).name]

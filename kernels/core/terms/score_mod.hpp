@@ -8,6 +8,7 @@
 //     ...                                                        // captured tensors, numbers
 //     float score(float score, int b, int h, int q, int k) const;  // the logit
 //     float grad(float score, int b, int h, int q, int k) const;   // d logit / d score
+//     static constexpr bool kGradIsSteep = ...;  // optional: whether grad() may be beyond float16
 //   };
 //
 // In a backward kernel, if elements of captured tensors have gradients, it also has
@@ -60,6 +61,14 @@ CA_HOST_DEVICE constexpr int sums_of(long) {
   return 0;
 }
 template <class Mod>
+CA_HOST_DEVICE constexpr auto grad_is_steep(int) -> decltype(Mod::kGradIsSteep || false) {
+  return Mod::kGradIsSteep;
+}
+template <class Mod>
+CA_HOST_DEVICE constexpr bool grad_is_steep(long) {
+  return false;
+}
+template <class Mod>
 CA_HOST_DEVICE constexpr bool sums_read_score() {
   if constexpr (sums_of<Mod>(0) > 0) return Mod::kSumsReadScore;
   return false;
@@ -72,6 +81,7 @@ struct ScoreMod {
   using Function = Mod;
   static constexpr int kSums = detail::sums_of<Mod>(0);
   static constexpr bool kSumsReadScore = detail::sums_read_score<Mod>();
+  static constexpr bool kGradIsSteep = detail::grad_is_steep<Mod>(0);
 
   // p: must be the one in the kernel's parameters, not a copy.
   CA_HOST_DEVICE static Mod const& of(Problem const& p) {
@@ -118,7 +128,7 @@ template <class... Terms>
 struct ScoreModOf {
   using type = void;
   static constexpr int kSums = 0;
-  static constexpr bool kSumsReadScore = false;
+  static constexpr bool kSumsReadScore = false, kGradIsSteep = false;
 };
 template <class Mod, class Params, class... Terms>
 struct ScoreModOf<ScoreMod<Mod, Params>, Terms...> : ScoreMod<Mod, Params> {

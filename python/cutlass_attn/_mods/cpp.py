@@ -134,13 +134,15 @@ def source(
     All take (score, b, h, q, k), those of masks (b, h, q, k). Two mods with one graph have one
     text, whatever their numbers are, so one compiled kernel serves both.
 
-    of: for gradients of captured tensors, the members that core/terms/score_mod.hpp names.
+    of: for a backward kernel, the members that core/terms/score_mod.hpp names.
     """
     own = _Members([], [], [], [])
     body = "".join(
         _function(graph, own, f"{_NAMES[root.kind]} {key}", _arguments(root), [root])
         for key, root in functions.items()
     )
+    if of is not None and of.is_steep:
+        body += "  static constexpr bool kGradIsSteep = true;\n"
     if of is not None and of.loads:
         body += _sums(graph, own, of)
     members = [

@@ -9,6 +9,8 @@ from .graph import Graph, Node, ordered
 from .operations import OPERATIONS
 from .symbols import Symbol
 
+_STEEP = {"pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "tan"}
+
 
 @dataclass(frozen=True)
 class Derivative:
@@ -16,6 +18,13 @@ class Derivative:
 
     score: Node  # d result / d score
     loads: tuple[tuple[Node, Node], ...]  # elements of captured tensors, d result / d element
+
+    @property
+    def is_steep(self) -> bool:
+        """Whether d result / d score may be large where the score is not, as that of 1 / score."""
+        parts = [x for x in ordered(self.score) if "score" in x.depends]
+        divisors = [x.args[1] for x in parts if x.op == "div"]
+        return any(x.op in _STEEP for x in parts) or any("score" in x.depends for x in divisors)
 
 
 def derivative(graph: Graph, captures: Collection[int] = ()) -> Derivative:

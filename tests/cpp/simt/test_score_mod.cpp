@@ -1,5 +1,7 @@
 // Kernels with a user's score_mod, whose C++ cutlass_attn/_mods writes: results and gradients equal
 // those of the terms that the functions reimplement.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -178,6 +180,26 @@ TEST(infinite_where_masked) {
   check_forward<Sm80, mods::Steep>(masked());
   check_forward<Sm90, mods::Steep>(masked());
   check_backward<Backward, mods::Steep>(masked());
+}
+
+// Weights near 1 times derivatives are up to 1e6 here, while dP - delta is near 0.
+TEST(derivatives_beyond_float16) {
+  Case what = plain();
+  what.mask = backward_case::causal();
+  WithMod solved(what);
+  mods::Inverse const mod;
+  static_assert(mod.kGradIsSteep && !ScoreOf<Backward, mods::Capped>::kModIsSteep);
+  Memory memory(Backward::Params::workspace_bytes(solved.p, {}, {}), mod);
+  Status status =
+      simt::launch_on_host<Sm80, ScoreOf<Sm80, mods::Inverse>>(solved.p, memory.options);
+  CHECK(status.ok());
+  status = simt::launch_with_pre_post_on_host<Backward, ScoreOf<Backward, mods::Inverse>>(
+      solved.p, memory.options);
+  CHECK(status.ok());
+  for (auto const* grad : {&solved.grad_q, &solved.grad_k, &solved.grad_v}) {
+    auto const is_finite = [](half_t x) { return std::isfinite(float(x)); };
+    CHECK_EQ(std::count_if(grad->begin(), grad->end(), is_finite), int64_t(grad->size()));
+  }
 }
 
 TEST(no_keys) {
