@@ -103,6 +103,12 @@ struct Choice {
 // Order in which variants are tried, for a class of GPUs, for decoding or for other calls.
 struct Order {
   std::vector<Choice> choices;
+  size_t end_of_costs = 0;  // choices from here on have no cost
+
+  void find_end_of_costs() {
+    end_of_costs = choices.size();
+    while (end_of_costs > 0 && !choices[end_of_costs - 1].has_cost) --end_of_costs;
+  }
 
   // The first choice that can run. From the first choice with a cost on, the choice with the lowest
   // predicted cost. Choices of a kernel with more padding are used only if none with less padding
@@ -114,6 +120,7 @@ struct Order {
     } preferred, fallback;         // fallback: the kernel avoids the call
     Choice const* last = nullptr;  // the last choice that could run
     for (Choice const& choice : choices) {
+      if (preferred.variant && &choice >= &choices[0] + end_of_costs) break;
       Variant const& variant = *choice.variant;
       bool const has_variant = last && last->variant->kernel == variant.kernel;
       if (has_variant && !(choice.has_cost && choice.cost_group == last->cost_group)) continue;
@@ -225,7 +232,9 @@ struct Candidates {
     }
     for (size_t i = 0; i < std::size(kClasses); ++i) {
       for (bool const decode : {false, true}) {
-        for (Group const& group : groups) group.append_to(orders[i][decode], kClasses[i], decode);
+        Order& order = orders[i][decode];
+        for (Group const& group : groups) group.append_to(order, kClasses[i], decode);
+        order.find_end_of_costs();
       }
     }
   }
