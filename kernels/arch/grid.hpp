@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/twins.hpp"
+#include "core/launch.hpp"
 
 namespace cutlass_attn::arch {
 
@@ -28,5 +29,27 @@ struct Grid {
 };
 
 #endif
+
+// Called by all threads as a block of Kernel, or of the launch before or after it, begins. For a
+// kernel with kOverlapsGrids the next grid then starts on SMs that this one no longer needs, and
+// waits there, which saves the latency of its launch. With kWaitsLater the kernel calls the two
+// functions itself.
+namespace detail {
+template <class Block>
+CUTE_DEVICE constexpr auto waits_later(int) -> decltype(bool(Block::kWaitsLater)) {
+  return Block::kWaitsLater;
+}
+template <class Block>
+CUTE_DEVICE constexpr bool waits_later(...) {
+  return false;
+}
+}  // namespace detail
+template <class Kernel, class Block = Kernel>
+CUTE_DEVICE void begin_block() {
+  if constexpr (cutlass_attn::detail::overlaps<Kernel>(0) && !detail::waits_later<Block>(0)) {
+    Kernel::Machine::griddepcontrol_wait();
+    Kernel::Machine::griddepcontrol_launch_dependents();
+  }
+}
 
 }  // namespace cutlass_attn::arch

@@ -22,6 +22,7 @@ struct KernelFacts {
   int32_t block_n = 0;        // keys of a tile, if the launch depends on it
   int32_t cluster = 1;        // most blocks of a cluster, if the launch chooses
   int32_t is_persistent = 0;  // whether a block takes tile after tile, if the launch depends on it
+  int32_t overlaps = 0;       // whether its grids, also before and after it, are Launch::overlaps
 };
 
 namespace detail {
@@ -49,6 +50,14 @@ template <class Kernel>
 constexpr int32_t is_persistent(...) {
   return 0;
 }
+template <class Kernel>
+constexpr auto overlaps(int) -> decltype(int32_t(Kernel::kOverlapsGrids)) {
+  return Kernel::kOverlapsGrids;
+}
+template <class Kernel>
+constexpr int32_t overlaps(...) {
+  return 0;
+}
 }  // namespace detail
 
 template <class Kernel>
@@ -59,7 +68,8 @@ constexpr KernelFacts facts_of() {
           Kernel::kPacksHeads,
           detail::block_n_of<Kernel>(0),
           detail::cluster_of<Kernel>(0),
-          detail::is_persistent<Kernel>(0)};
+          detail::is_persistent<Kernel>(0),
+          detail::overlaps<Kernel>(0)};
 }
 
 // Memory shared by the kernels of a call, on the device that runs it.

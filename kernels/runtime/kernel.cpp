@@ -119,8 +119,9 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
 #endif
   kernel.prepare(problem, workspace, limits, unit.facts, params);
   if (mod != nullptr) std::memcpy(params + kernel.params_bytes, mod->operands, size_t(mod->bytes));
-  auto const run = [&](Launch const& launch, void const* device_code,
+  auto const run = [&](Launch launch, void const* device_code,
                        KernelUnit::HostCode host_code) -> Status {
+    launch.overlaps = unit.facts.overlaps != 0;
     if (launch.failure != nullptr) return Status::device_error(launch.failure);
     if (launch.blocks > INT32_MAX) {
       return Status::invalid("the call needs " + std::to_string(launch.blocks) +

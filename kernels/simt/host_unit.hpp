@@ -2,6 +2,7 @@
 // for the GPU.
 #pragma once
 
+#include "arch/grid.hpp"
 #include "arch/sm80.hpp"
 #include "core/score.hpp"
 #include "runtime/kernel.hpp"
@@ -16,7 +17,10 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
   return run_grid(
       {launch.blocks, launch.threads, launch.smem_bytes, launch.cluster, launch.overlaps}, schedule,
-      [&](char* smem) { Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem); });
+      [&](char* smem) {
+        arch::begin_block<Kernel>();
+        Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem);
+      });
 }
 
 template <class Kernel, class PrePost>
@@ -24,8 +28,11 @@ Status run_pre_post_on_host(void const* params, Launch const& launch, RunOptions
   Schedule schedule = launch_schedule();
   schedule.num_threads = options.num_threads;
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
-  return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule,
-                  [&](char* smem) { PrePost::template run<arch::Sm80>(arguments, smem); });
+  return run_grid({launch.blocks, launch.threads, launch.smem_bytes, 1, launch.overlaps}, schedule,
+                  [&](char* smem) {
+                    arch::begin_block<Kernel, PrePost>();
+                    PrePost::template run<arch::Machine<Kernel>>(arguments, smem);
+                  });
 }
 
 template <class Kernel, class... Scores>

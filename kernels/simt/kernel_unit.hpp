@@ -9,14 +9,15 @@
 //   static void run(Params const&, char* smem);
 //
 // Optional: `template <class Score> min_blocks_per_sm()`, if it differs between scores; `Machine`,
-// the required Arch, if arch/sm80.hpp is not enough; the types of pre-launch and post-launch,
-// before and after the kernel,
+// the required Arch, if arch/sm80.hpp is not enough; `kOverlapsGrids` and `kWaitsLater`, see
+// arch/grid.hpp; the types of pre-launch and post-launch, before and after the kernel,
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
 // host_unit.hpp compiles the same type for the CPU.
 #pragma once
 
+#include "arch/grid.hpp"
 #include "arch/sm80.hpp"
 #include "core/launch.hpp"
 #include "core/score.hpp"
@@ -43,6 +44,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
       symbol##__##token(__grid_constant__ Kernel::Params const params) {              \
     using Machine = ::cutlass_attn::arch::Machine<Kernel>;                            \
     extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                 \
+    ::cutlass_attn::arch::begin_block<Kernel>();                                      \
     Kernel::template run<__VA_ARGS__, Machine>(params, smem);                         \
   }
 
@@ -59,15 +61,18 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
           __grid_constant__::cutlass_attn::WithScoreMod<Kernel::Params, Mod> const all) { \
     using Machine = ::cutlass_attn::arch::Machine<Kernel>;                                \
     extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                     \
+    ::cutlass_attn::arch::begin_block<Kernel>();                                          \
     Kernel::template run<symbol##__##token##_mod::Mine, Machine>(all.params, smem);       \
   }
 
 // The __global__ function of a pre- or post-launch, Kernel::PrePost.
-#define CA_PRE_POST_ENTRY(symbol, token, Kernel, PrePost)                    \
-  extern "C" __global__ void __launch_bounds__(Kernel::PrePost::kThreads)    \
-      symbol##__##token(__grid_constant__ Kernel::Params const params) {     \
-    extern __shared__ __align__(128) char smem[];                            \
-    Kernel::PrePost::template run<::cutlass_attn::arch::Sm80>(params, smem); \
+#define CA_PRE_POST_ENTRY(symbol, token, Kernel, PrePost)                 \
+  extern "C" __global__ void __launch_bounds__(Kernel::PrePost::kThreads) \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {  \
+    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                \
+    extern __shared__ __align__(128) char smem[];                         \
+    ::cutlass_attn::arch::begin_block<Kernel, Kernel::PrePost>();         \
+    Kernel::PrePost::template run<Machine>(params, smem);                 \
   }
 
 // For the host: from nvcc a KernelUnit with the given entries, from NVRTC the facts.

@@ -53,6 +53,7 @@ struct Backward {
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
   static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false, kIsPersistent = Config::kIsPersistent;
+  static constexpr bool kOverlapsGrids = true;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

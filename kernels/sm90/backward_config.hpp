@@ -49,8 +49,7 @@ struct BackwardConfig {
   static constexpr int kThreads = kFirstKeysGroup * kGroupThreads + kComputeThreads;
   // Whether a block takes tile of keys after tile of keys, so that copies and the beginning of the
   // next tile overlap the end of this one.
-  static constexpr bool kIsPersistent =
-      kCopiesApart && !kIsOrdered && !kHasMask && !Traits::kHasBiasGrad;
+  static constexpr bool kIsPersistent = kCopiesApart && !kIsOrdered && !Traits::kHasBiasGrad;
   static constexpr int kKeyTiles = kIsPersistent ? 2 : 1;  // in shared memory
   static constexpr int kCopyRegisters = 24, kGradQRegisters = kCopiesApart ? 72 : 80;
   static constexpr int kKeysRegisters = kCopiesApart ? 208 : 144;

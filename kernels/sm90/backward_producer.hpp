@@ -47,12 +47,14 @@ struct BackwardProducer {
   // first step: its buffer is empty last.
   CUTE_DEVICE void begin() {
     load_keys(params.k, shared.k[stage], &shared.tile_full[stage]);
+    if constexpr (Config::kHasMask) {
+      if (steps > 0) at.begin();
+    }
     if constexpr (Config::kIsPersistent) {
       next();
       Arch::mbarrier_wait(&shared.v_empty, stage ^ 1);
     }
     load_keys(params.v, shared.v, &shared.v_full);
-    if constexpr (Config::kHasMask) at.begin();
     CUTE_NO_UNROLL
     for (int i = Config::kIsPersistent; i < Config::kStages; ++i) next();
   }

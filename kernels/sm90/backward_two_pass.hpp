@@ -36,7 +36,7 @@ struct BackwardTwoPass {
   static constexpr int kSmemBytes = Config::kSmemBytes;
   static constexpr int kBlockN = Config::kBlockN,
                        kBlockM = kBlockN;  // rows of a block's tile: keys
-  static constexpr bool kPacksHeads = false;
+  static constexpr bool kPacksHeads = false, kOverlapsGrids = true;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

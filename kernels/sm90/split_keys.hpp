@@ -26,7 +26,7 @@ struct SplitKeys {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads, kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = 1;
-  static constexpr bool kPacksHeads = true;
+  static constexpr bool kPacksHeads = true, kOverlapsGrids = true, kWaitsLater = true;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

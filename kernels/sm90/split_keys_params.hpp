@@ -52,7 +52,6 @@ struct ClusterSplitsParams {
   }
   Launch launch(KernelFacts const& facts) const {
     Launch launch{forward.scheduler.blocks * blocks, blocks, facts.threads, facts.smem_bytes};
-    launch.overlaps = true;
     launch.failure = failure;
     return launch;
   }
