@@ -24,6 +24,8 @@ namespace {
 static_assert((Kept::kZerosBytes / 4 + 1) * 2 * 4 * KeySplits::partial_floats(8, 64) >
               Kept::kDataBytes);
 
+constexpr unsigned long long kDefaultStream = ~0ull;  // not the id of any stream
+
 // Kept memory of one GPU. Nothing is evicted or freed, so that no work in flight can lose its
 // memory:
 //
@@ -79,12 +81,14 @@ Workspace next_slot(Gpu& gpu, cudaStream_t stream) {
 Workspace kept_workspace(int device_index, void* stream_handle, int64_t bytes) {
   auto const stream = static_cast<cudaStream_t>(stream_handle);
   if (stream == cudaStreamPerThread) return {};  // another one in every thread
-  auto capture = cudaStreamCaptureStatusNone;
-  if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
-    return {};
+  unsigned long long id = kDefaultStream;
+  if (stream != nullptr) {  // the default stream cannot be captured, and is always the same
+    auto capture = cudaStreamCaptureStatusNone;
+    if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
+      return {};
+    }
+    if (fails(cudaStreamGetId(stream, &id))) return {};
   }
-  unsigned long long id = 0;
-  if (fails(cudaStreamGetId(stream, &id))) return {};
 
   std::lock_guard<std::mutex> const locked(state().mutex);
   Gpu& gpu = state().gpus[device_index];

@@ -440,3 +440,42 @@ def test_cuda_graph(dropout_p):
     if dropout_p == 0:
         for a, b in zip(replays[0], grads_of(all_of, inputs)):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@cases.needs_gpu
+@pytest.mark.parametrize("work", ["kernel", "copy", "memset"])
+def test_grids_wait_for_the_work_before_them(work):
+    """Grids of Hopper's backward pass may begin before earlier work of the stream is complete."""
+    made = torch.Generator("cuda").manual_seed(0)
+    random = functools.partial(torch.randn, generator=made, device="cuda", dtype=torch.bfloat16)
+    q, k, v, grad = (random(2, 4, 512, 64) for _ in range(4))
+    inputs = [torch.zeros_like(x).requires_grad_() for x in (q, k, v)]
+    target = inputs[0].detach()
+    writes = {
+        "kernel": lambda: torch.mul(q, 1.0, out=target),
+        "copy": lambda: target.copy_(q),
+        "memset": target.zero_,
+    }
+
+    def step():
+        writes[work]()
+        out = attention(*inputs, causal=True)
+        return [out, *torch.autograd.grad(out, inputs, grad)]
+
+    with torch.no_grad():
+        inputs[1].copy_(k), inputs[2].copy_(v)
+    due = [x.detach().clone() for x in step()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for _ in range(10):
+        target.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(found[0], due[0])
+        for x, y in zip(found[1:], due[1:]):
+            torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)

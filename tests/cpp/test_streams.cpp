@@ -175,6 +175,19 @@ TEST(a_call_makes_three_driver_calls) {
   CHECK_EQ(made, "cudaStreamIsCapturing cudaStreamGetId allocate cudaLaunchKernel ");
 }
 
+TEST(a_call_on_the_default_stream_makes_one_driver_call) {
+  constexpr int kGpu = 14;
+  LaunchOptions const options = on(kGpu, nullptr);
+  run_call(decode(), options);
+  fake::take_calls();
+  run_call(decode(), options);
+  std::string const made = names(fake::take_calls());
+  CHECK_EQ(made, "cudaLaunchKernel ");
+  void* const of_default = kept_workspace(kGpu, nullptr, 0).zeros;
+  CHECK(of_default != nullptr);
+  CHECK(of_default != kept_workspace(kGpu, fake::new_stream(), 0).zeros);
+}
+
 // A memset and the launch that counts in its memory are two driver calls. Between them another
 // thread may launch on the stream; its call must not use that memory.
 TEST(two_threads_share_a_stream) {
