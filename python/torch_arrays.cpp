@@ -48,7 +48,8 @@ class Torch final : public Library {
         is_neg_(module_.attr("is_neg")),
         is_grad_enabled_(module_.attr("is_grad_enabled")),
         is_autocast_(module_.attr("is_autocast_enabled")),
-        is_frozen_(module_.attr("is_frozen")),
+        is_inference_(module_.attr("is_inference")),
+        is_inference_mode_(module_.attr("is_inference_mode_enabled")),
         is_zeros_(module_.attr("is_zerotensor")),
         increment_version_(module_.attr("increment_version")),
         num_threads_(module_.attr("num_threads")),
@@ -97,8 +98,10 @@ class Torch final : public Library {
     return place(x).equal(place(y));
   }
 
+  // Outside of inference mode torch forbids writes to its tensors.
   bool is_frozen(PyObject* x) const override {
-    return says(PyObject_CallOneArg(is_frozen_.ptr(), x));
+    return says(PyObject_CallOneArg(is_inference_.ptr(), x)) &&
+           !says(PyObject_CallNoArgs(is_inference_mode_.ptr()));
   }
 
   void count_write(PyObject* x) const override {
@@ -273,7 +276,7 @@ class Torch final : public Library {
   py::tuple interceptors_;
   py::object forward_ad_;
   py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_, is_autocast_;
-  py::object is_frozen_, is_zeros_, increment_version_;
+  py::object is_inference_, is_inference_mode_, is_zeros_, increment_version_;
   py::object num_threads_, current_stream_;
   bool keeps_masks_;
   py::str requires_grad_{"requires_grad"}, current_level_{"_current_level"};

@@ -31,6 +31,8 @@ is_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_neg = torch.Tensor.is_neg
 is_zerotensor = torch.Tensor._is_zerotensor
+is_inference = torch.Tensor.is_inference
+is_inference_mode_enabled = torch.is_inference_mode_enabled
 increment_version = torch.autograd.graph.increment_version
 num_threads = torch.get_num_threads
 empty_like = torch.empty_like
@@ -92,11 +94,6 @@ _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
 is_deterministic = torch._C._get_deterministic_algorithms
-
-
-def is_frozen(x: torch.Tensor) -> bool:
-    """Whether this is an inference tensor outside of inference mode, where torch forbids writes."""
-    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
