@@ -137,7 +137,7 @@ def test_case(device, case):
     for i, (ours, its, right) in enumerate(zip(*grads, strict=True)):
         # Of a captured tensor: on a CPU it has few numbers, whose errors do not average out; on a
         # GPU weights are rounded to q's dtype first.
-        more = 2 if i > 2 and (device == "cpu" or case.dtype == "bfloat16") else 1
+        more = 2 if i > 2 else 1
         check(ours, its, right, factor * more, is_learned)
     if is_learned:  # test_relative_1d_bias_only_grad
         out = flex_attention(*(x.detach() for x in (q, k, v)), score, used, enable_gqa=True)

@@ -7,6 +7,7 @@ whose sums are exact in any order."""
 import ctypes
 import importlib.util
 import itertools
+import platform
 import random
 import shutil
 import subprocess
@@ -79,8 +80,10 @@ def source():
     return f"{header}\nusing namespace wgmma_operands;\n{entries}"
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+# -fcf-protection is on by default in the compilers of some distributions, and changes how fibers of
+# the engine switch.
+@pytest.fixture(scope="module", params=["none", "full"] if platform.machine() == "x86_64" else [""])
+def engine(request, tmp_path_factory):
     """run_on_engine() of wgmma_operands.cpp."""
     compiler = shutil.which("c++")
     spec = importlib.util.find_spec("cutlass_library")
@@ -96,6 +99,7 @@ def engine(tmp_path_factory):
     sources = [HERE / "wgmma_operands.cpp", KERNELS / "simt" / "host.cpp"]
     includes = [f"-I{folder}" for folder in (KERNELS, cutlass, *cuda)]
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-pthread", "-fno-strict-aliasing"]
+    flags += [f"-fcf-protection={request.param}"] if request.param else []
     subprocess.run([compiler, *flags, *includes, *sources, "-o", path], check=True)
     return ctypes.CDLL(str(path)).run_on_engine
 
