@@ -42,7 +42,9 @@ class Row:
     rms_allowed: float | None = None
     rms_yardstick: float | None = None
     allclose: bool | None = None  # within 1e-3, where all of a float16 result is compared
-    difference: float | None = None  # from the first one's result, where there is no fp64 result
+    # Largest difference from the first one's result, where there is no fp64 result; relative to
+    # values beyond 1.
+    difference: float | None = None
     us: float | None = None  # median of rounds_us
     tflops: float | None = None
     gbps: float | None = None  # of K and V, read once; for few queries alone

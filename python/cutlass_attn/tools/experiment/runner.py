@@ -39,7 +39,7 @@ EMULATION_SECONDS = 30.0
 # The time of an implementation in a round, and the least and most calls.
 _ROUND_US, _MIN_SAMPLES, _MAX_SAMPLES = 50e3, 3, 20
 _SLOW_US = 200e3  # implementations slower than this run once a round
-# Largest allowed difference of two results in fp16, with values of the order of 1.
+# Largest allowed difference of two results in 16 bits, relative to values beyond 1.
 _TOLERANCE = 2e-2
 
 # (what, done, total)
@@ -236,7 +236,8 @@ class _Judges:
         first = self._first.setdefault(i, out)
         if first is out or self._is_random:
             return
-        row.difference = rounded(float((out.float() - first.float()).abs().max()))
+        size = first.float().abs().clamp(min=1)
+        row.difference = rounded(float(((out.float() - first.float()).abs() / size).max()))
         if not row.difference <= _TOLERANCE:
             row.status, row.reason = WRONG, f"differs by {row.difference:.2g} from the first"
 
