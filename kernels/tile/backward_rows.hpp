@@ -34,15 +34,21 @@ struct BackwardBefore {
     }
     if (thread < Params::kTurns) params.turns[int64_t(block) * Params::kTurns + thread] = 0;
     if (block == 0 && thread == 0) *params.tickets() = 0;
+    // Of all passes before the first store: short calls take as long as their loads wait.
+    float lse[kPasses], sums[kPasses];
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      int const row = row_of<Arch>(i);
+      lse[i] = row < rows ? p.softmax_lse[seq.lse(p, tile.head, tile.begin + row)] : -kInf;
+    }
+    dots<Arch>(params, seq, tile, rows, sums);
     float sink_sum = 0.0f;
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
-      int const row = i * kRowsAtOnce + thread / kLanes;
-      float const sum = dot<Arch>(params, seq, tile, row < rows ? row : -1, thread % kLanes);
       if (thread % kLanes == 0) {
         float stats[2] = {-kInf, 0.0f};
-        if (row < rows) row_stats(params, seq, tile, row, sum, stats, sink_sum);
-        auto* const to = params.stats + (int64_t(block) * kRows + row) * 2;
+        row_stats(params, seq, tile, row_of<Arch>(i), lse[i] * kLog2e, sums[i], stats, sink_sum);
+        auto* const to = params.stats + (int64_t(block) * kRows + row_of<Arch>(i)) * 2;
         to[0] = stats[0], to[1] = stats[1];
       }
     }
@@ -50,39 +56,54 @@ struct BackwardBefore {
   }
 
  private:
-  // Dot product of a row of dO and of O, in all lanes of the row; 0 if row < 0.
+  // Row of the tile in a pass.
   template <class Arch>
-  CUTE_DEVICE static float dot(Params const& params, SeqInfo const& seq, RowTile const& tile,
-                               int row, int lane) {
+  CUTE_DEVICE static int row_of(int pass) {
+    return pass * kRowsAtOnce + Arch::thread() / kLanes;
+  }
+
+  // Dot products of the rows of dO and of O, in all lanes of a row; 0 beyond the tile's rows.
+  template <class Arch>
+  CUTE_DEVICE static void dots(Params const& params, SeqInfo const& seq, RowTile const& tile,
+                               int rows, float (&sums)[kPasses]) {
     Problem const& p = params.problem;
-    float sum = 0.0f;
-    if (row >= 0) {
-      int64_t const query = tile.begin + row;
-      Element const* const o =
-          seq.template queries<Element const>(p.o, tile.head) + query * p.o.row_stride;
-      Element const* const g = seq.template queries<Element const>(params.grad.o, tile.head) +
-                               query * params.grad.o.row_stride;
-      for (int column = lane * 8; column < p.head_dim_v; column += kLanes * 8) {
-        Vector16 const x = *reinterpret_cast<Vector16 const*>(o + column);
-        Vector16 const y = *reinterpret_cast<Vector16 const*>(g + column);
-        Element const* const a = reinterpret_cast<Element const*>(&x);
-        Element const* const b = reinterpret_cast<Element const*>(&y);
+    Element const* const o = seq.template queries<Element const>(p.o, tile.head);
+    Element const* const g = seq.template queries<Element const>(params.grad.o, tile.head);
+    for (float& sum : sums) sum = 0.0f;
+    for (int column = Arch::thread() % kLanes * 8; column < p.head_dim_v; column += kLanes * 8) {
+      Vector16 x[kPasses] = {}, y[kPasses] = {};
+      CUTE_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        int64_t const query = tile.begin + row_of<Arch>(i);
+        if (row_of<Arch>(i) >= rows) continue;
+        x[i] = *reinterpret_cast<Vector16 const*>(o + query * p.o.row_stride + column);
+        y[i] = *reinterpret_cast<Vector16 const*>(g + query * params.grad.o.row_stride + column);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        Element const* const a = reinterpret_cast<Element const*>(&x[i]);
+        Element const* const b = reinterpret_cast<Element const*>(&y[i]);
         CUTE_UNROLL
-        for (int j = 0; j < 8; ++j) sum = fmaf(float(a[j]), float(b[j]), sum);
+        for (int j = 0; j < 8; ++j) sums[i] = fmaf(float(a[j]), float(b[j]), sums[i]);
       }
     }
     CUTE_UNROLL
-    for (int lanes = 1; lanes < kLanes; lanes *= 2) sum += Arch::shuffle_xor(sum, lanes);
-    return sum;
+    for (int i = 0; i < kPasses; ++i) {
+      CUTE_UNROLL
+      for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+        sums[i] += Arch::shuffle_xor(sums[i], lanes);
+      }
+    }
   }
 
+  // lse: in units of log2; -inf for rows without weights, which have no gradients.
   CUTE_DEVICE static void row_stats(Params const& params, SeqInfo const& seq, RowTile const& tile,
-                                    int row, float sum, float (&stats)[2], float& sink_sum) {
+                                    int row, float lse, float sum, float (&stats)[2],
+                                    float& sink_sum) {
+    if (lse == -kInf) return;
     Problem const& p = params.problem;
     int64_t const at = seq.lse(p, tile.head, tile.begin + row);
-    float const lse = p.softmax_lse[at] * kLog2e;
     float const delta = params.grad.softmax_lse ? sum - params.grad.softmax_lse[at] : sum;
-    if (lse == -kInf) return;  // no weights, so no gradients
     stats[0] = -lse;
     stats[1] = delta * kept_share(p.dropout.p);  // see backward.hpp
     if (params.sinks) sink_sum += fast_exp2(p.logits.sinks[tile.head] * kLog2e - lse) * delta;
@@ -165,18 +186,25 @@ struct BackwardAfter {
                             int64_t(tile.begin + row) * params.grad.q.row_stride;
     float const* const from = params.grad_q_at(block, warp * 16);
     float const scale = p.logits.softmax_scale * (1.0f / kept_share(p.dropout.p));
-    for (int first = 0; first < params.columns / 8; first += 4) {
+    int const end = params.columns / 8;
+    float x[4][4];
+    auto const load = [&](int first) {
+      CUTE_UNROLL
+      for (int n = 0; n < 4; ++n) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) x[n][i] = from[(first + n) * 128 + Arch::place_of(lane, i)];
+      }
+    };
+    load(0);
+    for (int first = 0; first < end; first += 4) {
       uint32_t words[2][4];  // two rows, 8 apart
       CUTE_UNROLL
       for (int n = 0; n < 4; ++n) {
-        float x[4];
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          x[i] = from[(first + n) * 128 + Arch::place_of(lane, i)] * scale;
-        }
-        words[0][n] = Arch::template pack<Element>(x[0], x[1]);
-        words[1][n] = Arch::template pack<Element>(x[2], x[3]);
+        for (float& value : x[n]) value *= scale;
+        words[0][n] = Arch::template pack<Element>(x[n][0], x[n][1]);
+        words[1][n] = Arch::template pack<Element>(x[n][2], x[n][3]);
       }
+      if (first + 4 < end) load(first + 4);  // ahead of the stores
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         store_columns<Arch>(target + half * 8 * params.grad.q.row_stride, words[half], first,
