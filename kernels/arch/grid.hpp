@@ -30,10 +30,6 @@ struct Grid {
 
 #endif
 
-// Called by all threads as a block of Kernel, or of the launch before or after it, begins. For a
-// kernel with kOverlapsGrids the next grid then starts on SMs that this one no longer needs, and
-// waits there, which saves the latency of its launch. With kWaitsLater the kernel calls the two
-// functions itself.
 namespace detail {
 template <class Block>
 CUTE_DEVICE constexpr auto waits_later(int) -> decltype(bool(Block::kWaitsLater)) {
@@ -44,6 +40,11 @@ CUTE_DEVICE constexpr bool waits_later(...) {
   return false;
 }
 }  // namespace detail
+
+// The first statement of a block of Kernel, or of the launch before or after it. With
+// kOverlapsGrids it waits until earlier grids are complete, then lets the next grid start wherever
+// SMs have room. That grid waits here in turn, so the latency of its launch is hidden. Kernels with
+// kWaitsLater call the two functions themselves.
 template <class Kernel, class Block = Kernel>
 CUTE_DEVICE void begin_block() {
   if constexpr (cutlass_attn::detail::overlaps<Kernel>(0) && !detail::waits_later<Block>(0)) {

@@ -22,7 +22,7 @@ struct KernelFacts {
   int32_t block_n = 0;        // keys of a tile, if the launch depends on it
   int32_t cluster = 1;        // most blocks of a cluster, if the launch chooses
   int32_t is_persistent = 0;  // whether a block takes tile after tile, if the launch depends on it
-  int32_t overlaps = 0;       // whether its grids, also before and after it, are Launch::overlaps
+  int32_t overlaps = 0;       // whether its launch, and those before and after it, overlap
 };
 
 namespace detail {

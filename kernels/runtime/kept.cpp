@@ -82,7 +82,7 @@ Workspace kept_workspace(int device_index, void* stream_handle, int64_t bytes) {
   auto const stream = static_cast<cudaStream_t>(stream_handle);
   if (stream == cudaStreamPerThread) return {};  // another one in every thread
   unsigned long long id = kDefaultStream;
-  if (stream != nullptr) {  // the default stream cannot be captured, and is always the same
+  if (stream != nullptr) {  // that of the device's primary context, which cannot be captured
     auto capture = cudaStreamCaptureStatusNone;
     if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
       return {};

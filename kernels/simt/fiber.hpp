@@ -184,7 +184,7 @@ class Context {
   }
 
  private:
-  // With -fcf-protection=return, the default of some distributions, resume_ has another layout.
+  // With -fcf-protection=return or full (Ubuntu's default), resume_ has another layout.
 #if defined(__x86_64__) && !(defined(__CET__) && (__CET__ & 2))
   // __builtin_longjmp without a call around it. Processors predict returns from the calls before
   // them; a call that never returns makes them mispredict every return of the next fiber.

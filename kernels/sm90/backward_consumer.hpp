@@ -86,7 +86,7 @@ struct BackwardConsumer {
   // Goes through the steps of the tile. K is full.
   CUTE_DEVICE void run(int steps) {
     if (steps == 0) {
-      // Or v_empty could complete two phases before the producer has seen one.
+      // Otherwise v_empty could complete two phases before the producer has waited for the first.
       if constexpr (Config::kIsPersistent) Arch::mbarrier_wait(&shared.v_full, stage);
       return;
     }

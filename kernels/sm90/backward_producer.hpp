@@ -44,7 +44,7 @@ struct BackwardProducer {
   }
 
   // Copies K and V, and as many steps as there are stages. In a persistent block, V comes after the
-  // first step: its buffer is empty last.
+  // first step: its buffer is released last.
   CUTE_DEVICE void begin() {
     load_keys(params.k, shared.k[stage], &shared.tile_full[stage]);
     if constexpr (Config::kHasMask) {

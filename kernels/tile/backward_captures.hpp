@@ -190,7 +190,8 @@ struct CapturedGrads {
  private:
   CUTE_DEVICE void add(Slice& grad, Packed const& weights,
                        typename Scores::Kept const& products) const {
-    Scores::for_all([&](int m, int n, int i) {  // dP may be NaN where a key is masked
+    // dP may be NaN where a key is masked. Zeros of bfloat16 and of float16 have the same bits.
+    Scores::for_all([&](int m, int n, int i) {
       if (Scores::element_of(weights, m, n, i) == 0.0f) grad(i, m, n) = 0.0f;
     });
     CapturedSums<Scores>{scores, Scores::ScoreMod::of(scores.p), products, grad, at, slice, lane}

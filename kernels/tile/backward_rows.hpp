@@ -34,7 +34,8 @@ struct BackwardBefore {
     }
     if (thread < Params::kTurns) params.turns[int64_t(block) * Params::kTurns + thread] = 0;
     if (block == 0 && thread == 0) *params.tickets() = 0;
-    // Of all passes before the first store: short calls take as long as their loads wait.
+    // Loads of all passes come before the first store of statistics, so that a short call waits for
+    // memory once.
     float lse[kPasses], sums[kPasses];
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {

@@ -102,8 +102,9 @@ struct BackwardScores {
   static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
 
   // Passed from weights() to gradient(): P d logit / d(scale s), and, if the logits need gradients
-  // (of a bias), P. The sign bit marks a weight that dropout dropped. Products are bfloat16 where
-  // they may be beyond float16, although dP - delta is then small and dS is not: weights near 1.
+  // (of a bias), P. The sign bit marks a weight that dropout dropped. Products are bfloat16 if a
+  // steep score_mod can take them beyond float16. That happens at weights near 1, where dP - delta
+  // is small, so that dS fits.
   using Product = std::conditional_t<Score::kModIsSteep, cutlass::bfloat16_t, Element>;
   struct OfProducts {
     Packed products;
@@ -250,7 +251,7 @@ struct BackwardScores {
     Products::pack(dp, words);
   }
 
-  // From dP of a slice to P (dP - delta), with P of dV or of `saved`.
+  // From dP of a slice to P (dP - delta), with P of dV or of `saved`. From: its type.
   template <class From = Element>
   CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& saved, Address stats, int lane) const {
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {

@@ -18,13 +18,8 @@ class Derivative:
 
     score: Node  # d result / d score
     loads: tuple[tuple[Node, Node], ...]  # elements of captured tensors, d result / d element
-
-    @property
-    def is_steep(self) -> bool:
-        """Whether d result / d score may be large where the score is not, as that of 1 / score."""
-        parts = [x for x in ordered(self.score) if "score" in x.depends]
-        divisors = [x.args[1] for x in parts if x.op == "div"]
-        return any(x.op in _STEEP for x in parts) or any("score" in x.depends for x in divisors)
+    # Whether d result / d score may be large where the score is not, as that of 1 / score.
+    is_steep: bool
 
 
 def derivative(graph: Graph, captures: Collection[int] = ()) -> Derivative:
@@ -54,4 +49,14 @@ def derivative(graph: Graph, captures: Collection[int] = ()) -> Derivative:
     zero = Symbol(graph, graph.number(0.0))
     score = gradients.get(graph.variable("score"), zero).node
     loads = [x for x in order if x.op == "load" and x in wanted and x in gradients]
-    return Derivative(score, tuple((x, gradients[x].node) for x in loads))
+    of_loads = tuple((x, gradients[x].node) for x in loads)
+    return Derivative(score, of_loads, any(map(_is_steep, order)))
+
+
+def _is_steep(node: Node) -> bool:
+    *_, last = node.args or (node,)
+    if node.op == "div":
+        return "score" in last.depends
+    if node.op == "pow" and last.is_number and last.value >= 1:
+        return False
+    return node.op in _STEEP and "score" in node.depends
