@@ -74,7 +74,8 @@ def test(session: nox.Session) -> None:
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
     env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, folders))}
-    session.run("pytest", "-n", jobs, *session.posargs, env=env)
+    # worksteal: else one process compiles kernels for two minutes while the others are done.
+    session.run("pytest", "-n", jobs, "--dist", "worksteal", *session.posargs, env=env)
 
 
 def install_test_requirements(session: nox.Session) -> list[Path]:
