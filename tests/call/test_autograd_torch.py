@@ -415,6 +415,18 @@ def test_a_gradient_of_the_bias_is_of_the_one_backward_kernel():
     assert len(launches) == 1 and "backward_bias" in launches[0], names
 
 
+def captured(step):
+    """A CUDA graph of the step, which runs once before, and its result, which replays write."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, step()
+
+
 @cases.needs_gpu
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_cuda_graph(dropout_p):
@@ -425,13 +437,7 @@ def test_cuda_graph(dropout_p):
         grads_of(functools.partial(all_of, dropout_p=dropout_p), inputs)
         return grads_of(functools.partial(all_of, dropout_p=dropout_p), inputs)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        grads = step()
+    graph, grads = captured(step)
     replays = []
     for _ in range(2):
         graph.replay()
@@ -465,14 +471,7 @@ def test_grids_wait_for_the_work_before_them(work):
     with torch.no_grad():
         inputs[1].copy_(k), inputs[2].copy_(v)
     due = [x.detach().clone() for x in step()]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = captured(step)
     for _ in range(10):
         target.fill_(torch.nan)
         graph.replay()

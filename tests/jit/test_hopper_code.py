@@ -143,6 +143,17 @@ def test_nothing_is_in_local_memory(compiled):
     assert used["STACK"] <= SPILLS.get(key, 0) and used["LOCAL"] == 0
 
 
+def test_grids_that_overlap_wait_for_earlier_ones(compiled):
+    """The launches before and after as well, whose loads the engine does not check."""
+    key, path, _ = compiled
+    if "backward" not in key:
+        pytest.skip("its grids do not overlap")
+    listings = list(sass.parse_listings(sass.dump("-sass", path, ARCH)))
+    assert len(listings) == 3
+    for _, code in listings:  # griddepcontrol.wait comes before all loads from global memory
+        assert "ACQBULK" in code and "LDG" not in code[: code.index("ACQBULK")]
+
+
 NAMES = [
     "sm90/bf16/d64/128x128x8+alibi",
     "sm90/f16/d128/128x128x8+softcap_alibi",
