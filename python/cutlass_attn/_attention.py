@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from . import _C
 from ._C import PrequantizedKV
 from ._call import batch_dims, numpy_library  # noqa: F401  numpy registers itself
-from ._call.call import Call, P, computes
+from ._call.call import MODS, Call, P, computes
 from ._call.foreign import converted, retried
 from ._call.keywords import answered, misplaced
 from .verify import verified
@@ -49,8 +49,7 @@ def cast(call: Call, device: str | None = None) -> Call:
     return Call(q, k, v, call.options if bias is None else {**call.options, "bias": bias})
 
 
-# Options that become others, or a part of a kernel: see _modified.
-MODS = frozenset(("score_mod", "mask_mod", "block_mask"))
+_MODS = frozenset(MODS)  # torch.compile traces isdisjoint of a frozenset
 
 
 def _with_mods(
@@ -75,7 +74,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             raise misplaced("attention", ("q", "k", "v"), more, options, (q, k, v))
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
-            if not MODS.isdisjoint(options):
+            if not _MODS.isdisjoint(options):
                 return _with_mods(attention, q, k, v, options)
             if batch_dims.are_several(q):
                 return batch_dims.attention(attention, q, k, v, options)
@@ -96,7 +95,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             if not batch_dims.are_several(q):
                 raise
             return batch_dims.attention(attention, q, k, v, options)
-        if not MODS.isdisjoint(options):  # looked at where it costs others nothing
+        if not _MODS.isdisjoint(options):  # looked at where it costs others nothing
             return _with_mods(attention, q, k, v, options)
         return retried(attention, {"q": q, "k": k, "v": v, **options}, refused)
 
@@ -280,7 +279,7 @@ def attention(
             estimate, no bound.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, FlexAttention's: the logit in place of
             softmax_scale * q.k, instead of softcap, alibi_slopes and bias. docs/flex.md says what
-            it may do.
+            it may do. Of several batch dimensions, b counts the entries of all.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``: True = visible. Applies on top of the masks
             above. Unlike causal, it counts queries and keys from 0.
         block_mask: torch's BlockMask of Sq and Sk. Applies on top of the masks above.

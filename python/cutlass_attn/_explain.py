@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized
-from ._attention import MODS, Array, cast, find_torch
+from ._attention import Array, cast, find_torch
 from ._call import batch_dims
-from ._call.call import SIGNATURES, Call
+from ._call.call import MODS, SIGNATURES, Call
 from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
@@ -76,7 +76,7 @@ def explain(
 
         can_compile = not jit.available(where.ordinal if _is_present(where) else None)
     score_mod, mod_name = None, None
-    if find_torch() and not MODS.isdisjoint(options):
+    if find_torch() and not options.keys().isdisjoint(MODS):
         from . import _modified
 
         call, score_mod = _modified.explained(q, k, v, options, can_compile)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ._call import torch_library
-from ._call.call import PADDING, Call
+from ._call import batch_dims, torch_library
+from ._call.call import MODS, PADDING, Call
 from ._call.foreign import converted
 from ._call.keywords import refusal
 from ._mods import interpreter
@@ -22,7 +22,6 @@ from ._mods.graph import Graph
 from ._mods.masks import Lengths
 from ._mods.translate import Mods, Translated, translate
 
-NAMES = ("score_mod", "mask_mod", "block_mask")
 _OF_LOGITS = ("softcap", "alibi_slopes", "bias")
 _OF_KEYS = ("bias", "alibi_slopes", "quantize")  # depend on the number of keys
 _INTERVALS = ("causal", "window", "attention_chunk")
@@ -36,11 +35,11 @@ _COMPILED = {"softmax_scale", "causal", "window", "mask", "layout", "return_lse"
 
 
 def are_in(options: dict[str, Any]) -> bool:
-    return any(options.get(name) is not None for name in NAMES)
+    return any(options.get(name) is not None for name in MODS)
 
 
 def without(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in options.items() if name not in NAMES}
+    return {name: x for name, x in options.items() if name not in MODS}
 
 
 def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
@@ -53,9 +52,12 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     given = {"q": q, "k": k, "v": v, **without(options)}
     if arrays := converted(given):
         given |= arrays
-    mods = {name: options.get(name) for name in NAMES}
+    mods = {name: options.get(name) for name in MODS}
     if not are_in(options):
         return function(**given)
+    if batch_dims.are_several(given["q"]):
+        q, k, v = (given.pop(name) for name in "qkv")
+        return batch_dims.attention(function, q, k, v, {**given, **mods})
     return _compute(function, given, mods)
 
 
@@ -67,7 +69,7 @@ def explained(
     `can_compile`: the call would run on a GPU, and NVRTC can compile for it. Raises the errors of
     `options_of`.
     """
-    mods = {name: options.get(name) for name in NAMES}
+    mods = {name: options.get(name) for name in MODS}
     call = Call(q, k, v, without(options))
     if not are_in(options):
         return call, None

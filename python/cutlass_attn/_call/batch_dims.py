@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .call import PADDING
+from .call import MODS, PADDING
 
 _OPERANDS = ("q", "k", "v", "out")
 _PER_LOGIT = ("bias", "mask")
+# Depend on the number of an entry in the batch, so that calls of their own would not do.
+_COUNTING = ("rng_state", *MODS)
 
 
 def are_several(q: Any) -> bool:
@@ -24,18 +26,15 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
 
     Where a bias or a mask repeats over some of the batch dimensions alone, so that no view with one
     batch dimension exists, the entries of the first one are calls of their own, whose results are
-    stacked unless `out` is given. With `rng_state`, which such calls would share, the bias or mask
-    is copied for each entry instead. Nothing else is copied.
+    stacked unless `out` is given. Where the number of an entry matters, which is so for `rng_state`
+    and for the index b of a score_mod, mask_mod or block_mask, the bias or mask is copied for each
+    entry instead. Nothing else is copied.
 
     Raises:
         ValueError: q, k, v, out or an option has other batch dimensions, or is in an order of
             memory of which no such view exists.
     """
-    given = {"q": q, "k": k, "v": v, **options}
-    batch = tuple(q.shape[:-3])
-    if not _is_foldable(given, batch) and given.get("rng_state") is not None:
-        # Calls of their own would drop the same weights in each entry.
-        given |= {n: _expanded(x, batch) for n, x in given.items() if n in _PER_LOGIT}
+    given, batch = _arguments(q, k, v, options)
     if _is_foldable(given, batch):
         result = function(**_folded(given, batch))
         parts = result if isinstance(result, tuple) else (result,)
@@ -54,10 +53,20 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
 
 def first_call(q: Any, k: Any, v: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the first call with one batch dimension. Raises as `attention`."""
-    given, batch = {"q": q, "k": k, "v": v, **options}, tuple(q.shape[:-3])
+    given, batch = _arguments(q, k, v, options)
     while not _is_foldable(given, batch):
         given, batch = _entry(given, batch, 0), batch[1:]
     return _folded(given, batch) if len(batch) > 1 else given
+
+
+def _arguments(
+    q: Any, k: Any, v: Any, options: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """All arguments, and the batch dimensions."""
+    given, batch = {"q": q, "k": k, "v": v, **options}, tuple(q.shape[:-3])
+    if not _is_foldable(given, batch) and any(given.get(x) is not None for x in _COUNTING):
+        given |= {n: _expanded(x, batch) for n, x in given.items() if n in _PER_LOGIT}
+    return given, batch
 
 
 def _is_foldable(given: dict[str, Any], batch: tuple[int, ...]) -> bool:

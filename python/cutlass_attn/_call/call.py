@@ -20,6 +20,8 @@ OF_FORWARD = frozenset(
 )
 # Padding as lengths, of dense calls.
 PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
+# Options that become others, or a part of a kernel: see _modified.
+MODS = ("score_mod", "mask_mod", "block_mask")
 # Of a decoding step: arguments that need k_new, and all arguments that appending keys reads.
 NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
 OF_APPEND = (
