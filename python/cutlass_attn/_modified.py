@@ -19,7 +19,7 @@ from ._call.keywords import refusal
 from ._mods import interpreter
 from ._mods.block_mask import check
 from ._mods.graph import Graph
-from ._mods.masks import Lengths
+from ._mods.masks import Interval, Lengths
 from ._mods.translate import Mods, Translated, translate
 
 _OF_LOGITS = ("softcap", "alibi_slopes", "bias")
@@ -113,12 +113,11 @@ def options_of(
     lengths = Lengths(batch, heads, facts.seqlen_q, facts.seqlen_k)
     if mods["block_mask"] is not None:
         check(mods["block_mask"], lengths, call.q.device)
-    own = [x for x in _INTERVALS if options.get(x) not in (None, False)]
     found = translate(
         call.q,
         lengths,
         Mods(**mods),
-        has_interval=bool(own),
+        given=_interval(options, facts.seqlen_k - facts.seqlen_q),
         has_sinks=options.get("sinks") is not None,
         may_cut=all(options.get(x) is None for x in _OF_KEYS),
         may_compile=_COMPILED.issuperset(
@@ -144,6 +143,27 @@ def options_of(
     rows = 1 if facts.bshd else 2
     k, v = (x.narrow(rows, 0, found.keys) for x in (call.k, call.v))
     return Call(call.q, k, v, {**options, **of_mods}), found
+
+
+def _interval(options: dict[str, Any], offset: int) -> Interval | None:
+    """The keys that the call's own causal mask, window and chunk leave, if it has one of them."""
+    if all(options.get(x) in (None, False) for x in _INTERVALS):
+        return None
+    left, right = _window(options)
+    if options.get("causal"):
+        right = 0
+    return Interval(
+        None if left is None else offset - left,
+        None if right is None else offset + right,
+        options.get("attention_chunk"),
+    )
+
+
+def _window(options: dict[str, Any]) -> tuple[int | None, int | None]:
+    window = options.get("window")
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    left, right = (None if x is None or x == -1 else int(x) for x in sides)
+    return left, right
 
 
 def _scale(call: Call) -> float:
@@ -231,15 +251,12 @@ def _interpreted(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     mask = options.get("mask")
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    window = options.get("window")
-    sides = window if isinstance(window, (tuple, list)) else (window, window)
-    left, right = (None if x is None or x == -1 else int(x) for x in sides)
     sinks = options.get("sinks")
     own = interpreter.Options(
         softmax_scale=_scale(call),
         offset=k.shape[2] - q.shape[2],
         causal=bool(options.get("causal", False)),
-        window=(left, right),
+        window=_window(options),
         attention_chunk=options.get("attention_chunk"),
         mask=mask,
     )

@@ -88,9 +88,6 @@ def factor_of(case, is_learned):
         return 1.35**2 * (100 if case.dtype == "float32" else 1)
     if case.dtype != "float32":
         return 2.1
-    # It becomes a bias of the keys, whose rounding grows with the position: 46 times at 256 keys.
-    if case.score == "composed" and case.lengths[1] >= 256:
-        return 60
     return 21 if case.paged else 11
 
 

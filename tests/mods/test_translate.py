@@ -4,8 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import cutlass_attn  # noqa: E402
 from cutlass_attn import _modified  # noqa: E402
-from cutlass_attn._mods.masks import Lengths  # noqa: E402
+from cutlass_attn._mods import scores  # noqa: E402
+from cutlass_attn._mods.masks import Interval, Lengths  # noqa: E402
 from cutlass_attn._mods.translate import Mods, translate  # noqa: E402
 
 Q = torch.zeros(2, 4, 8, 16, dtype=torch.float16)
@@ -69,3 +71,105 @@ def test_operands_that_fast_kernels_take(more, due, monkeypatch):
     monkeypatch.setattr("cutlass_attn.jit.available", lambda index: "")
     assert _modified.compiles_well(Operand(**more), Operand(), Operand()) == due
     assert not _modified.compiles_well(Q, Q, Q)  # on a CPU
+
+
+SLOPES = torch.tensor([0.5, -0.25, 1.0, -2.0])
+DOCUMENT = torch.arange(1024) // 50
+DISTANCES = {
+    "of a number": lambda s, b, h, q, k: s + (q - k),
+    "of slopes": lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
+}
+WITHIN = {
+    "documents": lambda b, h, q, k: DOCUMENT[q] == DOCUMENT[k],
+    "near": lambda b, h, q, k: abs(q - k) < 8,
+    "from the diagonal on": lambda b, h, q, k: q <= k,
+    "up to the diagonal": lambda b, h, q, k: q >= k,
+}
+
+
+def mean_error(x, exact):
+    return float((x.double() - exact).abs().mean())
+
+
+@pytest.mark.parametrize("mask", WITHIN)
+@pytest.mark.parametrize("score", DISTANCES)
+def test_distances_are_as_exact_as_torchs(score, mask):
+    """Not rounded by the size of the positions: results and gradients at 1024 keys."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, weights = torch.randn(4, 1, 4, 1024, 16, generator=generator)
+    mods = DISTANCES[score], WITHIN[mask]
+
+    def formula(q, k, v):
+        s = q @ k.mT / 4
+        index = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
+        s = torch.where(mods[1](*index), mods[0](s, *index).to(s.dtype), -torch.inf)
+        return torch.softmax(s, -1) @ v
+
+    def ours(q, k, v):
+        return cutlass_attn.attention(q, k, v, score_mod=mods[0], mask_mod=mods[1])
+
+    def computed(function, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, weights.to(dtype))]
+
+    dtypes = (ours, torch.float32), (formula, torch.float32), (formula, torch.float64)
+    for found, of_torch, exact in zip(*(computed(*x) for x in dtypes), strict=True):
+        assert mean_error(found, exact) <= 4 * mean_error(of_torch, exact)  # up to 2.9 on a CPU
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("options", "sees"),
+    [
+        ({"causal": True}, lambda q, k: k <= q + 16),
+        ({"window": (5, 0)}, lambda q, k: (k <= q + 16) & (k >= q + 11)),
+        ({"window": (0, 9)}, lambda q, k: (k >= q + 16) & (k <= q + 25)),
+        ({"causal": True, "window": 6}, lambda q, k: (k <= q + 16) & (k >= q + 10)),
+    ],
+)
+def test_the_calls_own_mask_makes_distances_slopes(options, sees, sign, dtype):
+    q, k = torch.zeros(1, 4, 8, 16, dtype=dtype), torch.zeros(1, 4, 24, 16, dtype=dtype)
+    row, key = torch.arange(8)[:, None], torch.arange(24)
+    mods = dict.fromkeys(_modified.MODS) | {
+        "score_mod": lambda s, b, h, q, k: s + sign * SLOPES[h] * (k - q)
+    }
+    call, found = _modified.options_of(_modified.Call(q, k, k, options), mods)
+    assert call.options.keys() == {*options, "alibi_slopes"} and found.score is None
+    v = torch.randn(1, 4, 24, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    term = sign * SLOPES[:, None, None] * (key - row)
+    weights = torch.where(sees(row, key), term, -torch.inf)
+    out, lse = cutlass_attn.attention(q, k, v, **options, **mods, return_lse=True)
+    limit = 1e-3 if dtype == torch.float16 else 1e-5
+    due = torch.softmax(weights, -1) @ v.float()
+    torch.testing.assert_close(out.float(), due, rtol=limit, atol=limit)
+    torch.testing.assert_close(lse[0], weights.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("visible", "due"),
+    [
+        (Interval(high=0), "alibi_slopes"),
+        (Interval(low=0), "alibi_slopes"),
+        (Interval(low=0, high=0), "alibi_slopes"),
+        (Interval(low=-1), "bias"),
+        (Interval(low=-3, high=3), "bias"),
+        (Interval(), "bias"),
+    ],
+)
+def test_slopes_where_no_key_before_or_after_the_diagonal_is_visible(visible, due):
+    found = translate(Q, LENGTHS, Mods(relative), given=visible)
+    assert found.options.keys() == {due}
+
+
+def test_a_bias_of_distances_is_not_large(monkeypatch):
+    """In 16 bits, and beyond a size, it is one of the keys."""
+    shape = translate(Q.float(), LENGTHS, Mods(relative)).options["bias"].shape
+    assert shape == (1, 1, 8, 8)
+    found = translate(Q, LENGTHS, Mods(relative))
+    assert found.options["bias"].shape == (1, 1, 1, 8)
+    monkeypatch.setattr(scores, "_LARGEST", 63)
+    beyond = translate(Q.float(), LENGTHS, Mods(relative))
+    assert beyond.options["bias"].shape == (1, 1, 1, 8)
+    assert torch.equal(beyond.lse_shift + 0, found.lse_shift + 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,11 +23,13 @@ class Interval:
         """The intersection of both; None if the chunks differ."""
         if None not in (self.chunk, other.chunk) and self.chunk != other.chunk:
             return None
-        lows = [x for x in (self.low, other.low) if x is not None]
-        highs = [x for x in (self.high, other.high) if x is not None]
-        return Interval(
-            max(lows, default=None), min(highs, default=None), self.chunk or other.chunk
-        )
+        return replace(self.within(other.low, other.high), chunk=self.chunk or other.chunk)
+
+    def within(self, low: int | None, high: int | None) -> Interval:
+        """This interval with further bounds."""
+        lows = [x for x in (self.low, low) if x is not None]
+        highs = [x for x in (self.high, high) if x is not None]
+        return Interval(max(lows, default=None), min(highs, default=None), self.chunk)
 
 
 @dataclass(frozen=True)

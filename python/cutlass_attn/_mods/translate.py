@@ -44,7 +44,7 @@ def translate(
     lengths: masks.Lengths,
     mods: Mods,
     *,
-    has_interval: bool = False,
+    given: masks.Interval | None = None,
     has_sinks: bool = False,
     may_cut: bool = True,
     may_compile: bool = False,
@@ -55,7 +55,7 @@ def translate(
         query: of the call, for its dtype and device.
         lengths: of the call.
         mods: its functions.
-        has_interval: whether the call has a causal mask, window or chunk of its own; then a mask of
+        given: the call's own causal mask, window and chunk, if it has one of them; then a mask of
             `mods` has to be a bool mask.
         has_sinks: whether the call has sinks. Without them, a term that is constant in a row does
             not change the softmax and goes to `lse_shift`; with them no option expresses it.
@@ -92,7 +92,7 @@ def translate(
         interval = _joined(interval, mask.interval, visible, lengths, device)
         if mask.dense is not None:
             visible.append(mask.dense)
-    may_have_options = not has_interval or interval == masks.Interval()
+    may_have_options = given is None or interval == masks.Interval()
     found = masks.options(interval, lengths) if may_have_options else None
     if found is None or (found[0] < lengths.k and not may_cut):
         if not any(x.has_interval and x.interval == interval for x in known):
@@ -107,7 +107,9 @@ def translate(
     if graph is not None and is_known:
         of_call = masks.Lengths(lengths.b, lengths.h, lengths.q, keys)
         try:
-            operands = scores.operands(graph, score.terms, of_call, interval.high, query)
+            if given is not None:
+                interval = interval.within(given.low, given.high)
+            operands = scores.operands(graph, score.terms, of_call, interval, query)
         except UnsupportedModError:
             is_known = False
         else:
