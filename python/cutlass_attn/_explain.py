@@ -75,15 +75,15 @@ def explain(
         from . import jit
 
         can_compile = not jit.available(where.ordinal if _is_present(where) else None)
+    call = Call(q, k, v, options)
+    if function != "attention_decode":
+        call = cast(call, "cuda" if where.kind == CUDA else "cpu")
     score_mod, mod_name = None, None
     if find_torch() and not options.keys().isdisjoint(MODS):
         from . import _modified
 
-        call, score_mod = _modified.explained(q, k, v, options, can_compile)
-        q, k, v, options = call.q, call.k, call.v, call.options
-    call = Call(q, k, v, options)
-    if function != "attention_decode":
-        call = cast(call, "cuda" if where.kind == CUDA else "cpu")
+        call, score_mod = _modified.explained(call, can_compile)
+        options = call.options
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")

@@ -61,17 +61,16 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     return _compute(function, given, mods)
 
 
-def explained(
-    q: Any, k: Any, v: Any, options: dict[str, Any], can_compile: bool
-) -> tuple[Call, Graph | None]:
+def explained(call: Call, can_compile: bool) -> tuple[Call, Graph | None]:
     """The translated call for `explain`, and the graph of a score_mod that no option expresses.
 
     `can_compile`: the call would run on a GPU, and NVRTC can compile for it. Raises the errors of
     `options_of`.
     """
-    mods = {name: options.get(name) for name in MODS}
-    call = Call(q, k, v, without(options))
-    if not are_in(options):
+    mods = {name: call.options.get(name) for name in MODS}
+    is_modified = are_in(call.options)
+    call = Call(call.q, call.k, call.v, without(call.options))
+    if not is_modified:
         return call, None
     call, found = options_of(call, mods, can_compile)
     return call, found.score
@@ -174,11 +173,14 @@ def _scale(call: Call) -> float:
 # torch.compile must break its graph here: it would trace the tracer.
 @torch.compiler.disable
 def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str, Any]) -> Any:
-    q, k, v = (given.pop(name) for name in "qkv")
-    call, found = options_of(Call(q, k, v, given), mods)
-    if found.score is not None:
-        return computed(call, found.score)
-    result = function(call.q, call.k, call.v, **call.options)
+    operands = (given.pop(name, None) for name in ("q", "k", "v", "bias"))
+    q, k, v, bias = torch_library.autocast(*operands)
+    options = given if bias is None else {**given, "bias": bias}
+    call, found = options_of(Call(q, k, v, options), mods)
+    with torch_library.autocast_off(q.device.type):
+        if found.score is not None:
+            return computed(call, found.score)
+        result = function(call.q, call.k, call.v, **call.options)
     if not isinstance(result, tuple):
         return result
     out, *more = result
@@ -205,9 +207,7 @@ def compiles_well(*operands: torch.Tensor, can_compile: bool | None = None) -> b
 
 def computed(call: Call, score: Graph) -> Any:
     """The result of a call with a score_mod that no other option expresses."""
-    q, k, v = torch_library.autocast(call.q, call.k, call.v)
-    call = Call(q, k, v, call.options)
-    compute = _interpreted if q.device.type == "cpu" else _on_gpu
+    compute = _interpreted if call.q.device.type == "cpu" else _on_gpu
     out, lse = compute(call, score)
     if call.options.get("out") is not None:
         out = torch_library.copied(out, call.options["out"])

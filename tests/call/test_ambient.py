@@ -74,3 +74,54 @@ def test_another_function_mode_still_sees_the_call():
     with torch.device("cpu"), Mode() as mode:
         attention(q, q, q)
     assert mode.seen
+
+
+SCORES = {
+    "distance": lambda s, b, h, q, k: s + (q - k),
+    "of keys": lambda s, b, h, q, k: s + 0.1 * k,
+    "squared": lambda s, b, h, q, k: s * s,  # evaluated by torch
+    "table": lambda s, b, h, q, k: s + TABLE[h, q, k],
+    "two tables": lambda s, b, h, q, k: s + 100 * TABLE[h, q, k] - 100 * TABLE[0, k, q],
+}
+TABLE = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(1))
+
+
+def near(b, h, q, k):
+    return abs(q - k) < 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORES)
+def test_terms_of_a_score_mod_are_not_cast(name, dtype):
+    """A bias of keys in bfloat16 would be off by 1 beyond key 256."""
+    q, k, v = torch.randn(3, 1, 2, 300, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    mods, out = {"score_mod": SCORES[name], "mask_mod": near}, torch.empty(q.shape).bfloat16()
+    due = attention(*(x.bfloat16() for x in (q, k, v)), **mods)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, k, v, **mods)
+        assert attention(q, k, v, **mods, out=out) is out
+    assert found.dtype == torch.bfloat16 and torch.equal(out, found)
+    if name == "table":  # is cast, as attn_mask of SDPA is
+        torch.testing.assert_close(found, due, rtol=2e-2, atol=2e-2)
+    else:
+        assert torch.equal(found, due)
+
+
+@pytest.mark.usefixtures("autocast")
+def test_a_bias_beside_a_mask_mod_is_cast():
+    q = torch.randn(1, 2, 300, 64)
+    due = attention(q, q, q, bias=TABLE, mask_mod=near)
+    assert torch.equal(attention(q, q, q, bias=TABLE.bfloat16(), mask_mod=near), due)
+
+
+@pytest.mark.usefixtures("autocast")
+def test_explain_translates_a_score_mod_for_the_cast_call():
+    q = torch.randn(1, 2, 300, 64)
+    assert "bias (1, 1, 1, 300)" in str(explain(q, q, q, score_mod=SCORES["distance"]))
+
+
+def test_explain_of_a_table_without_memory():
+    table = TABLE.bfloat16().to("meta")
+    q = torch.empty(1, 2, 300, 64, dtype=torch.bfloat16, device="meta")
+    found = explain(q, q, q, score_mod=lambda s, b, h, q, k: s + table[h, q, k], device="H100")
+    assert "bias (1, 2, 300, 300)" in str(found)

@@ -430,6 +430,24 @@ def test_autocast():
     torch.testing.assert_close(out.float(), due, rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.parametrize("score", ["identity", "alibi", "of keys"])
+def test_autocast_casts_operands_alone(score):
+    mask, aux = block_mask("two-sided", (37, 37)), flex.AuxRequest(lse=True, max_scores=True)
+    options = {"enable_gqa": True, "return_aux": aux}
+    q, k, v = operands((37, 37))
+    due = flex.flex_attention(
+        q.bfloat16(), k.bfloat16(), v.bfloat16(), SCORES[score], mask, **options
+    )
+    narrow = k.to(torch.float8_e4m3fn)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = flex.flex_attention(q, k, v, SCORES[score], mask, **options)
+        of_narrow = flex.flex_attention(q, narrow, v, SCORES[score], mask, **options)
+        as_wide = flex.flex_attention(q, narrow.float(), v, SCORES[score], mask, **options)
+    for x, y in ((found, due), (of_narrow, as_wide)):
+        assert torch.equal(x[0], y[0]) and torch.equal(x[1].lse, y[1].lse)
+        assert torch.equal(x[1].max_scores, y[1].max_scores)
+
+
 def test_results():
     q, k, v = operands((37, 37))
     gqa = {"enable_gqa": True}

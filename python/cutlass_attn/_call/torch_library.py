@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Collection
@@ -233,7 +234,7 @@ def autocast(*tensors: torch.Tensor | None, device: str | None = None) -> tuple[
     if not isinstance(tensors[0], torch.Tensor):
         return tensors
     device = tensors[0].device.type if device is None else device
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+    if not casts(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(
@@ -242,6 +243,17 @@ def autocast(*tensors: torch.Tensor | None, device: str | None = None) -> tuple[
         else x
         for x in tensors
     )
+
+
+def casts(device: str) -> bool:
+    """Whether torch.autocast casts operands on a device of this type."""
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+def autocast_off(device: str) -> contextlib.AbstractContextManager[Any]:
+    """For calls with operands that `autocast` has cast. A bias that a score_mod became stays in
+    float32 then."""
+    return torch.autocast(device, enabled=False) if casts(device) else contextlib.nullcontext()
 
 
 def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:

@@ -317,7 +317,12 @@ class _Call:
         view = self._view(table) if table is not None and table.op == "load" else None
         if view is not None:
             if factors == {None: 1.0}:
-                return view if view.dtype.is_floating_point else view.to(self.real)
+                if not view.dtype.is_floating_point:
+                    return view.to(self.real)
+                # A tensor alone is cast as SDPA's attn_mask is; numbers and sums are not.
+                device = self.query.device.type
+                is_cast = device != "meta" and torch.is_autocast_enabled(device)
+                return view.to(self.query.dtype) if is_cast else view
             return view * self.value(None, factors)
         if basis is not None and {"q", "k"} <= basis.depends:
             _refuse("a term depends on both q_idx and kv_idx")

@@ -25,6 +25,7 @@ from torch.nn.attention.flex_attention import (
 
 import cutlass_attn
 from cutlass_attn import _C
+from cutlass_attn._call import torch_library
 from cutlass_attn._call.call import Call
 from cutlass_attn._modified import compiles_well, computed
 from cutlass_attn._mods import block_mask as _block_mask
@@ -96,8 +97,7 @@ def flex_attention(
         UnsupportedModError: a NotImplementedError: score_mod or mask_mod cannot be traced, or no
             kernel computes it.
         NotImplementedError: operands are not 4-D or are nested; ``AuxRequest(max_scores=True)``
-            with a score_mod that no option of `attention` expresses, under torch.autocast, or under
-            torch.func.
+            with a score_mod that no option of `attention` expresses, or under torch.func.
         TypeError, ValueError, RuntimeError: as torch's function, or as `attention`.
     """
     return _compute(
@@ -130,6 +130,7 @@ def _compute(
 ) -> Any:
     _check_options(kernel_options)
     lengths = _check_operands(query, key, value, enable_gqa)
+    query, key, value = torch_library.autocast(query, key, value)
     key, value = (_widened(x, query) for x in (key, value))
     _check_block_mask(query, key, block_mask, lengths)
     wants_largest = aux is not None and bool(aux.max_scores)
@@ -152,12 +153,13 @@ def _compute(
     softmax_scale = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * call.scale
     options = {"softmax_scale": softmax_scale, "return_lse": wants_lse, **call.options}
     options["layout"] = "bshd" if is_bshd else "bhsd"
-    if wants_largest:
-        result = _with_max_scores(q, k, v, options, call.score)
-    elif call.score is not None:
-        result = computed(Call(q, k, v, options), call.score)
-    else:
-        result = cutlass_attn.attention(q, k, v, **options)
+    with torch_library.autocast_off(q.device.type):
+        if wants_largest:
+            result = _with_max_scores(q, k, v, options, call.score)
+        elif call.score is not None:
+            result = computed(Call(q, k, v, options), call.score)
+        else:
+            result = cutlass_attn.attention(q, k, v, **options)
     out, *rows = result if isinstance(result, tuple) else (result,)
     out = _in_order(out.transpose(1, 2) if is_bshd else out, order)
     if aux is None and not wants_lse:
@@ -172,9 +174,7 @@ def _compute(
 def _widened(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Keys or values of a narrower float dtype, copied to query's dtype, as torch allows."""
     is_narrow = x.is_floating_point() and x.dtype.itemsize < query.dtype.itemsize
-    if not is_narrow or torch.is_autocast_enabled(query.device.type):
-        return x
-    return x.to(query.dtype)
+    return x.to(query.dtype) if is_narrow else x
 
 
 def _order_of(query: torch.Tensor) -> list[int]:
@@ -199,9 +199,7 @@ def _with_max_scores(q: Any, k: Any, v: Any, options: dict[str, Any], score: Gra
         )
     result = _C.forward(q, k, v, {**options, "return_max_logit": True}, per_query=True)
     if result[-1].dim() != 3:  # through torch's dispatcher
-        raise NotImplementedError(
-            "AuxRequest(max_scores=True): not under torch.autocast and torch.func"
-        )
+        raise NotImplementedError("AuxRequest(max_scores=True): not under torch.func")
     return result
 
 
