@@ -96,7 +96,6 @@ struct Gmma8;
   template <>                                                             \
   struct Gmma8<n> {                                                       \
     using Int8SS = cute::SM90::GMMA::MMA_64x##n##x32_S32S8S8_SS_TN;       \
-    using Int8RS = cute::SM90::GMMA::MMA_64x##n##x32_S32S8S8_RS_TN;       \
     using E4m3RS = cute::SM90::GMMA::MMA_64x##n##x32_F32E4M3E4M3_RS_TN<>; \
   };
 CA_GMMA8(64)
@@ -155,13 +154,7 @@ struct Wgmma {
   }
 
   // Products in 8 bits: acc = a b^T, or acc += a b^T if `accumulates`. B is in shared memory,
-  // row-major; A there too, or in registers as for mma.m16n8k32.
-  template <int kSize>
-  CUTE_DEVICE static void wgmma_int8(uint32_t (&acc)[kSize], uint32_t const (&a)[4],
-                                     MatrixDescriptor b, bool accumulates) {
-    using Atom = typename detail::Gmma8<2 * kSize>::Int8RS;
-    rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
-  }
+  // row-major. Of int8, A is there too; of e4m3, A is in registers as for mma.m16n8k32.
   template <int kSize>
   CUTE_DEVICE static void wgmma_int8(uint32_t (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                                      bool accumulates) {
@@ -262,12 +255,6 @@ struct Wgmma {
   static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                        bool accumulates) {
     simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, a, 0, b}, acc);
-  }
-  template <int kSize>
-  static void wgmma_int8(uint32_t (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
-                         bool accumulates) {
-    simt::engine::wgmma({simt::engine::MmaInput::kInt8, 2 * kSize, accumulates, a, 0, b},
-                        reinterpret_cast<float*>(acc));
   }
   template <int kSize>
   static void wgmma_int8(uint32_t (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,

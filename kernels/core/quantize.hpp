@@ -128,6 +128,7 @@ struct alignas(16) KeyScales {
 // The scales of a tile in k8 and v8. All scales that lane t of a quad uses are together, so that a
 // thread has one address. Group t has keys 2 t, 2 t + 1 and those 8, 16, ... further on.
 struct alignas(16) KeyValueScales {
+  static constexpr bool kIsFp8 = false;
   struct alignas(16) OfLane {
     float k;
     float v;                                     // of_tile / 127
@@ -140,10 +141,27 @@ struct alignas(16) KeyValueScales {
 
 // The scales of a tile in k8, and in v8 in e4m3.
 struct alignas(16) KeyFp8Scales {
+  static constexpr bool kIsFp8 = true;
   float k[kGroups];
   float v;
 
   CA_HOST_DEVICE float& of_group(int t) { return k[t]; }
+  // Called by as many threads as there are groups.
+  CA_HOST_DEVICE void set_v(int lane, float scale) {
+    if (lane == 0) v = scale;
+  }
+};
+
+// The same, where all that lane t of a quad uses is together.
+struct alignas(64) KeyFp8LaneScales {
+  static constexpr bool kIsFp8 = true;
+  struct alignas(16) OfLane {
+    float k, v;
+  };
+  OfLane lanes[kGroups];
+
+  CA_HOST_DEVICE float& of_group(int t) { return lanes[t].k; }
+  CA_HOST_DEVICE void set_v(int lane, float scale) { lanes[lane].v = scale; }
 };
 
 // kFp8: the factors of a tile's values, from their largest magnitude.

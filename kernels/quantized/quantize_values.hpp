@@ -18,8 +18,7 @@ struct QuantizeKeysAndValues {
   using Params = Params_;
   using Head = typename Params::Head;
   using Tiles = QuantizedTiles<Head>;
-  static constexpr bool kIsFp8 =
-      std::is_same_v<typename Params::TileScales, quantize::KeyFp8Scales>;
+  static constexpr bool kIsFp8 = Params::TileScales::kIsFp8;
   using Keys = QuantizeKeys<Element, kHeadDim, Params>;
   static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
   // kVectors: per key, 8 columns each.
@@ -124,7 +123,7 @@ struct QuantizeKeysAndValues {
     if constexpr (kIsFp8) {
       quantize::Fp8Factors const factors = quantize::fp8_factors_of(largest);
       inverse[0] = inverse[1] = factors.inverse;
-      if (Arch::thread() == 0) scales.v = factors.scale;
+      if (Arch::thread() < quantize::kGroups) scales.set_v(Arch::thread(), factors.scale);
     } else {
       quantize::ValueFactors const factors[2] = {quantize::value_factors_of(bits[0], largest),
                                                  quantize::value_factors_of(bits[1], largest)};

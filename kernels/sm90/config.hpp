@@ -49,6 +49,7 @@ struct SameKv {
   using Params = void;  // those of the layout of rows
   // Whether consumers may process the first half of a key tile only.
   static constexpr bool kHasHalves = false;
+  static constexpr int kScaleBytes = 0;  // of a tile's scales, which are copied with K
 };
 
 // Consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the producer.
@@ -91,7 +92,10 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   using TileV = typename Kv::TileV;
   // Bias of a warpgroup's rows: (query, key). The tiles of all warpgroups follow K in its buffer.
   using TileBias = SwizzledTile<kGroupRows, kBlockN>;
-  static constexpr int kKBytes = TileK::kBytes + (kHasBias ? kGroups * TileBias::kBytes : 0);
+  // Scales follow it too, in as many bytes as tiles are aligned to.
+  static constexpr int kScaleBytes = Kv::kScaleBytes;
+  static constexpr int kKBytes =
+      TileK::kBytes + (kHasBias ? kGroups * TileBias::kBytes : 0) + (kScaleBytes > 0 ? 1024 : 0);
   using Place = FragmentPlace<4 * kGroups, 1>;  // by consumer thread
 
   // Q has two stages, so that the next tile arrives early, if three tiles of K and V still fit

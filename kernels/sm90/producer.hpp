@@ -203,6 +203,10 @@ struct Producer {
     copy<TileK>(params.k, shared.k[k.stage], &shared.k_full[k.stage], &shared.k_empty[k.stage],
                 k.round, info, key, k_bytes());
     if constexpr (Config::kHasBias) copy_bias(info.tile, key);
+    if constexpr (Config::kScaleBytes > 0) {
+      params.template load_scales<Arch>(shared.k[k.stage] + TileK::kBytes, &shared.k_full[k.stage],
+                                        key, info.tile.head_kv, info.tile.seq.batch);
+    }
     k.advance();
   }
   CUTE_DEVICE void copy_v(Info const& info, int key) {
@@ -213,7 +217,7 @@ struct Producer {
 
   CUTE_DEVICE int k_bytes() const {
     if constexpr (Config::kHasBias) return TileK::kBytes + params.bias_bytes;
-    return TileK::kBytes;
+    return TileK::kBytes + Config::kScaleBytes;
   }
 
   // The bias of all warpgroups' rows, or the one row that they share, is stored behind K.

@@ -14,6 +14,7 @@ struct QuantizedKv {
   using TileV = SwizzledTile<64, whole_chunks(Traits::kHeadDimV)>;
   using Params = Fp8TmaParams;
   static constexpr bool kHasHalves = true;
+  static constexpr int kScaleBytes = Params::kScaleBytes;
 };
 
 // Traits required by Products, QuantizedQueries and Fp8Weights, for a warpgroup and a key block of
@@ -40,8 +41,6 @@ struct QuantizedSteps {
   template <class Accumulator, int kColumns>
   using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 
-  // Q in int8 stays in registers up to a head dim of 128, and is read from shared memory beyond.
-  static constexpr bool kKeepsQ = kHeadDim <= 128;
   // Columns of O whose P V of a key block is accumulated at a time, in registers beside those of O.
   static constexpr int kPvColumns = kHeadDimV <= 128 ? kHeadDimV : 64;
   static_assert(kHeadDimV % kPvColumns == 0);

@@ -38,17 +38,13 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   static constexpr float kMinRowMax = -3e38f;  // replaces -inf once a row has seen a key block
   // Whether int32 sums go to softmax unconverted.
   static constexpr bool kKeepsSums = Score::kIsIdentity;
-  // Whether q_scale stays in registers, and the scale of the next keys is read one key block early.
-  // Read at its use, it delayed a key block by 7 to 12 % on an H200. With three warpgroups both
-  // would be in local memory; reading q_scale takes 15 of 340 instructions at D = 128.
-  static constexpr bool kKeepsScales = Config::kGroups < 3;
+  // Whether q_scale stays in registers. With three warpgroups it would be in local memory.
+  static constexpr bool kKeepsQScale = Config::kGroups < 3;
 
   typename Config::Params const& params;
   Score const score;
   float const log2_scale;
-  quantize::KeyFp8Scales const* all_scales;  // of the KV head, by key block
-  typename Step::Q q;                        // if kKeepsQ
-  float q_scale[kRows];                      // times log2_scale if kKeepsSums
+  float q_scale[kRows];  // times log2_scale if kKeepsSums
   typename Scores::Rows score_rows;
   SoftmaxRows<Arch, kRows> softmax;
   uint32_t acc_s[Step::S::kSize];
@@ -56,7 +52,6 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   typename Step::O acc_o;
   typename Weights::P p;
   float factors[kRows];  // of P' V in flight
-  float next_k_scale;    // of the next key block
 
   CUTE_DEVICE QuantizedConsumer(typename Config::Params const& params,
                                 typename Config::SharedStorage& shared, int group)
@@ -80,19 +75,18 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   }
 
  private:
-  // Rounds Q. In registers, the buffer of Q is empty afterwards.
+  // Rounds Q, and writes it back.
   CUTE_DEVICE void begin_rows(Info const& info) {
     auto const head = params.head_of(info.tile.seq, info.tile.head_kv);
-    all_scales = params.scales_of(head, 0);
     Buffers::wait_for_q();
     int const own = thread() % Config::kGroupThreads;
-    auto const buffer = Arch::smem_address(q_buffer());
-    auto const rows = Step::q_rows(buffer, own / 32, own % 32);
+    auto const rows = Step::q_rows(Arch::smem_address(q_buffer()), own / 32, own % 32);
+    typename Step::Q q;
     Queries::load(rows, q, q_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       if constexpr (kKeepsSums) q_scale[i] *= log2_scale;
-      if (!kKeepsScales && own % 4 == 0) of_row(shared.q_scale, i) = q_scale[i];
+      if (!kKeepsQScale && own % 4 == 0) of_row(shared.q_scale, i) = q_scale[i];
     }
     unpredicated_if(needs_q_shift(), [&] {
       CUTE_UNROLL
@@ -102,16 +96,12 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
       }
     });
     Arch::sync_warp();  // all lanes have read Q; the quad's q_scale and q_shift are full
-    if constexpr (Steps::kKeepsQ) {
-      release_q();
-    } else {
-      struct {
-        char* q8;
-      } const place{q_buffer()};  // a warp overwrites its own rows
-      Step::store_q8(q, place, typename Steps::Place{own});
-      Arch::fence_proxy_async();
-      Arch::sync(1 + group, Config::kGroupThreads);  // Q in int8 full
-    }
+    struct {
+      char* q8;
+    } const place{q_buffer()};  // a warp overwrites its own rows
+    Step::store_q8(q, place, typename Steps::Place{own});
+    Arch::fence_proxy_async();
+    Arch::sync(1 + group, Config::kGroupThreads);  // Q in int8 full
     score_rows = scores_of(info).rows();
     softmax = SoftmaxRows<Arch, kRows>();
     clear(acc_o);
@@ -144,10 +134,9 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   template <class Half>
   CUTE_DEVICE void first(Info const& info, int key, Half half) {
-    if constexpr (kKeepsScales) next_k_scale = k_scale_of(key, std::false_type{});
-    Scales const scales = take_scales(key, std::false_type{});
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     issue_qk(half);
+    Scales const scales = scales_of(half);
     Arch::template wgmma_wait<0>(acc_s);
     finish_qk(half);
     CUTE_UNROLL
@@ -160,9 +149,9 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   // other half of a tile. is_full: no key is masked.
   template <class Half, class IsFull>
   CUTE_DEVICE void step(Info const& info, int key, Half half, IsFull is_full) {
-    Scales const scales = take_scales(key, is_full);
     issue_qk(half);
     issue_pv<0>(other(half));
+    Scales const scales = scales_of(half);
     Arch::template wgmma_wait<1>(acc_s);
     finish_qk(half);
     softmax_weights(info, key, scales, is_full, [&] { finish_pv(other(half)); });
@@ -176,38 +165,27 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   // --- Softmax -----------------------------------------------------------------------------------
 
-  // Scales of this thread's keys in a key block, and of its rows.
+  // Scales of this thread's keys in a key block, of its values, and of its rows.
   struct Scales {
-    float k, q[kRows];
+    float k, v, q[kRows];
   };
-  template <class IsFull>
-  CUTE_DEVICE Scales take_scales(int key, IsFull is_full) {
-    Scales scales = {};
-    if constexpr (kKeepsScales) {
-      scales.k = next_k_scale;
-      if (key >= kKeys) next_k_scale = k_scale_of(key - kKeys, std::false_type{});
-    } else {
-      scales.k = k_scale_of(key, is_full);
-    }
+  // Those of half of a tile, whose K is full. Read before the wait for its products, after which a
+  // warp releases K.
+  template <class Half>
+  CUTE_DEVICE Scales scales_of(Half half) const {
+    using Address = typename Arch::SmemAddress;
+    constexpr int kBytes = sizeof(quantize::KeyFp8LaneScales);
+    constexpr int kOfLane = sizeof(quantize::KeyFp8LaneScales::OfLane);
+    auto const tile = Arch::smem_address(shared.k[k.stage]);
+    int const lane = uint32_t(opaque(Arch::thread())) % 4;
+    float pair[2];
+    Arch::load_shared(tile + Address(Config::TileK::kBytes + half * kBytes + lane * kOfLane), pair);
+    Scales scales = {pair[0], pair[1], {}};
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      scales.q[i] = kKeepsScales ? q_scale[i] : of_row(shared.q_scale, i);
+      scales.q[i] = kKeepsQScale ? q_scale[i] : of_row(shared.q_scale, i);
     }
     return scales;
-  }
-  template <class IsFull>
-  CUTE_DEVICE float k_scale_of(int key, IsFull is_full) const {
-    if (!exists(key, is_full)) return 0.0f;
-    return all_scales[uint32_t(key) / kKeys].k[uint32_t(opaque(Arch::thread())) % 4];
-  }
-  template <class IsFull>
-  CUTE_DEVICE float v_scale_of(int key, IsFull is_full) const {
-    return exists(key, is_full) ? all_scales[uint32_t(key) / kKeys].v : 0.0f;
-  }
-  // Rows that see no key go through a tile beyond the last one.
-  template <class IsFull>
-  CUTE_DEVICE bool exists(int key, IsFull is_full) const {
-    return is_full || key < params.problem.seq_k.seqlen;
   }
 
   // Computes P' of a key block from S, and the factors of P' V. finish_before() adds P' V of the
@@ -226,7 +204,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
       for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kMinFactor);
       if constexpr (!is_full) units.move_nan(s);
       scores_of(info).apply(s, key, is_full, score_rows);
-      softmax_weights(s, units, key, is_full, finish_before);
+      softmax_weights(s, units, scales.v, is_full, finish_before);
     } else {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
@@ -237,12 +215,12 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
         }
       }
       scores_of(info).apply(s, key, is_full, score_rows);
-      softmax_weights(s, ScaledUnits{log2_scale}, key, is_full, finish_before);
+      softmax_weights(s, ScaledUnits{log2_scale}, scales.v, is_full, finish_before);
     }
   }
 
   template <class S, class AnyUnits, class IsFull, class FinishBefore>
-  CUTE_DEVICE void softmax_weights(S const& s, AnyUnits const& units, int key, IsFull is_full,
+  CUTE_DEVICE void softmax_weights(S const& s, AnyUnits const& units, float v_scale, IsFull is_full,
                                    FinishBefore&& finish_before) {
     quantize::KeyFp8Scales of_values = {};
     typename Weights::W w;
@@ -258,7 +236,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
       if (!Arch::any(!Weights::are_small(of_thread.sums)) || updates > 0) break;
       update_row_max(s, units, of_thread.sums);
     }
-    of_values.v = v_scale_of(key, is_full);  // early, to hide the latency
+    of_values.v = v_scale;
     finish_before();
     Weights::round(w, of_thread, softmax, of_values, p, factors);
   }
@@ -312,20 +290,12 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     if constexpr (half == 1) Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     auto const rows = Arch::descriptor(shared.k[k.stage], 16, 1024) +
                       arch::MatrixDescriptor(half * (kHalfBytes / 16));
-    if constexpr (Steps::kKeepsQ) {
-      Arch::wgmma_fence(acc_s, q);
-    } else {
-      Arch::wgmma_fence(acc_s);
-    }
+    auto const q8 = Arch::descriptor(q_buffer(), 16, 1024);
+    Arch::wgmma_fence(acc_s);
     CUTE_UNROLL
     for (int i = 0; i < Step::kSteps; ++i) {
-      auto const columns = rows + column_step<typename Config::TileK>(i);
-      if constexpr (Steps::kKeepsQ) {
-        Arch::wgmma_int8(acc_s, q[i][0], columns, i != 0);
-      } else {
-        auto const q8 = Arch::descriptor(q_buffer(), 16, 1024);
-        Arch::wgmma_int8(acc_s, q8 + column_step<typename Steps::TileQ8>(i), columns, i != 0);
-      }
+      Arch::wgmma_int8(acc_s, q8 + column_step<typename Steps::TileQ8>(i),
+                       rows + column_step<typename Config::TileK>(i), i != 0);
     }
     Arch::wgmma_commit();
   }
@@ -375,10 +345,8 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   // --- Output ------------------------------------------------------------------------------------
 
   CUTE_DEVICE void store(Info const& info) {
-    if constexpr (!Steps::kKeepsQ) {
-      Arch::sync_warp();  // products of all lanes are done with Q
-      release_q();
-    }
+    Arch::sync_warp();  // products of all lanes are done with Q
+    release_q();
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = softmax.rows[i].max;

@@ -5,9 +5,10 @@
 //             quantize_values.hpp)
 // Grid:       that of the kernel in 16 bits (sm90/forward.hpp), with its producer
 // Block:      a producer warpgroup, and consumer warpgroups with 64 rows each (consumer.hpp)
-// Registers:  of a consumer warpgroup: Q in int8 up to a head dim of 128; S, w and P of 64 keys;
-//             P V of these keys, of all columns or, beyond 128, of 64; O; softmax state of the rows
-// Shared:     rings of tiles of Q in 16 bits, of K and of V, 128 keys each, swizzled by TMA
+// Registers:  of a consumer warpgroup: S, w and P of 64 keys; P V of these keys, of all columns or,
+//             beyond 128, of 64; O; softmax state of the rows
+// Shared:     rings of tiles of Q, in 16 bits until a warpgroup has rounded it, of K with all
+//             scales, and of V, 128 keys each, swizzled by TMA
 // Pipeline:   P V of 64 keys overlaps softmax of the next 64 keys. Sums of e4m3 products lose bits
 //             in the tensor cores, so those of each 64 keys are added to O in fp32
 #pragma once

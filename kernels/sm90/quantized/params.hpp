@@ -52,6 +52,7 @@ struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, Pers
   TensorMap q;
   DenseRows k;
   TransposedValues v;
+  TensorMap scale_pairs;  // scales of two tiles of K and V
 
   CA_HOST_DEVICE ForwardParams const& dense() const { return *this; }
 
@@ -61,7 +62,7 @@ struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, Pers
     facts.packs_heads = packs_heads(p, facts);
     Workspace behind = workspace;
     behind.data = static_cast<char*>(workspace.data) + kCounterPlace;
-    QuantizedTmaParams params = {Quantized::prepare(p, behind, device, facts), {}, {}, {}, {}};
+    QuantizedTmaParams params = {Quantized::prepare(p, behind, device, facts), {}, {}, {}, {}, {}};
     static_cast<PersistentTiles&>(params) =
         PersistentTiles::prepare(params.scheduler.blocks, workspace, device);
     if (params.tiles == 0) return params;
@@ -71,6 +72,7 @@ struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, Pers
     params.set_failure(params.k.prepare(p8, p8.k, params.columns / 2, p8.seq_k, p8.num_heads_kv,
                                         facts.block_n, is_on_gpu));
     params.set_failure(params.v.prepare(p8, params.key_tiles.tiles, is_on_gpu));
+    params.set_failure(params.prepare_scales(is_on_gpu));
     return params;
   }
 
@@ -81,7 +83,27 @@ struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, Pers
 
   Launch launch(KernelFacts const& facts) const { return PersistentTiles::launch(facts); }
 
+  static constexpr int kScaleBytes = 2 * sizeof(TileScales);
+  // In a kernel: copies the scales of the two tiles that begin at this key.
+  template <class Arch>
+  CA_HOST_DEVICE void load_scales(void* to, uint64_t* full, int key, int head,
+                                  int32_t entry) const {
+    Arch::tma_load(to, scale_pairs, full, 0, key / kValueKeys, head, entry, 0);
+  }
+
  private:
+  char const* prepare_scales(bool is_on_gpu) {
+    static_assert(kScaleBytes == 128, "a row of a swizzled tile: its first row is not permuted");
+    int64_t const pairs = this->key_tiles.tiles / 2, of_head = pairs * kScaleBytes;
+    int64_t const heads = this->problem.num_heads_kv, batch = this->problem.batch;
+    return encode(
+        {this->scales,
+         {kScaleBytes / 2, uint32_t(pairs > 0 ? pairs : 1), uint32_t(heads), uint32_t(batch), 1},
+         {kScaleBytes, heads > 1 ? of_head : 16, batch > 1 ? heads * of_head : 16, 16},
+         {kScaleBytes / 2, 1, 1, 1, 1}},
+        is_on_gpu, scale_pairs);
+  }
+
   static constexpr int64_t kCounterPlace = 128;  // bytes
 
   // Heads are packed only if their number divides the rows of a copy.
@@ -91,6 +113,6 @@ struct QuantizedTmaParams : BasicQuantizedParams<TileScales, KeyTilePairs>, Pers
   }
 };
 
-using Fp8TmaParams = QuantizedTmaParams<quantize::KeyFp8Scales>;
+using Fp8TmaParams = QuantizedTmaParams<quantize::KeyFp8LaneScales>;
 
 }  // namespace cutlass_attn::sm90
