@@ -47,7 +47,7 @@ COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
 COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
-MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
+MAX_AVOIDS = 4  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
 # Fields that rows fill in to complete a kernel type.

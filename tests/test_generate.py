@@ -531,7 +531,7 @@ def test_axes_have_the_values_of_the_facts():
         ),
         ('arch = "90a"', "avoids = [{ rows = [2, 2] }]", r"rows of avoids is \[2, 2\]; allowed: "),
         ('arch = "90a"', "avoids = [{ rows = 2 }]", "rows of avoids is 2; it must be a list"),
-        ('arch = "90a"', "avoids = [{}, {}, {}, {}]", "avoids has 4 entries; allowed: 3"),
+        ('arch = "90a"', "avoids = [{}, {}, {}, {}, {}]", "avoids has 5 entries; allowed: 4"),
         # Of a row.
         ('tier = "core", simt = ["f16"', 'teir = 1, simt = ["f16"', "fast row 1: entry is 'teir'"),
         (

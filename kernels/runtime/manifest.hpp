@@ -28,7 +28,7 @@ inline constexpr int max_rows_of<Params, std::void_t<decltype(Params::kMaxRows)>
 
 // A kernel of the manifest: its requirements of a call, and how it is launched.
 struct ManifestKernel {
-  static constexpr int kMaxAvoids = 3;
+  static constexpr int kMaxAvoids = 4;
 
   char const* name;
   Op op = Op::kForward;

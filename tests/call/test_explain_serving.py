@@ -74,7 +74,14 @@ def test_splits_of_pages(device, page, splits):
 LATENT = [
     ("sm_90", (16, 16, 8192, 512), "sm80/latent", 16),
     ("sm_90", (1, 16, 32768, 512), "sm80/latent", 132),
-    ("sm_90", (128, 16, 4096, 512), "sm80/latent", 2),
+    ("sm_90", (100, 16, 4096, 512), "sm80/latent", 2),
+    ("sm_90", (128, 16, 4096, 512), "sm90/latent", 1),
+    ("sm_90", (128, 16, 1024, 512), "sm80/latent", 2),
+    ("sm_90", (128, 32, 4096, 512), "sm90/latent", 1),
+    ("sm_90", (16, 32, 8192, 512), "sm90/latent", 8),
+    ("sm_90", (64, 32, 1024, 512), "sm90/latent", 2),
+    ("sm_90", (16, 32, 1024, 512), "sm80/latent", 8),
+    ("sm_90", (8, 32, 8192, 512), "sm80/latent", 16),
     ("sm_90", (128, 128, 4096, 512), "sm90/latent", 1),
     ("sm_90", (16, 33, 8192, 512), "sm90/latent", 8),
     ("sm_90", (1, 32, 32768, 512), "sm80/latent", 132),
@@ -108,7 +115,9 @@ def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
         ("sm_90", 500, 128, "sm90/latent"),
         # a tile has the heads of one query
         ("sm_89", 500, 16, "sm80/latent"),
-        ("sm_90", 500, 16, "sm80/latent"),
+        ("sm_90", 500, 16, "sm90/latent"),
+        ("sm_90", 50, 16, "sm80/latent"),
+        ("sm_90", 50, 32, "sm90/latent"),
     ],
 )
 @pytest.mark.parametrize("wanted", [False, True])
