@@ -46,7 +46,10 @@ BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
-COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
+COUNTS = (
+    *("blocks_per_sm", "rows", "keys", "splits", "num_splits"),
+    *("head_dim", "fill", "repeats"),
+)
 MAX_AVOIDS = 4  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <iterator>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -43,6 +44,28 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
+// The tiles of a KV head and a sequence, which is taken to have the mean length. wgmma kernels
+// pack heads only if their number divides the rows of a copy.
+struct HeadTiles {
+  static constexpr int kRowsOfCopy = 64;
+  int64_t tiles, least;  // least: if all heads were packed
+  float fill;            // share of the tiles' rows that exist
+
+  HeadTiles(Variant const& variant, Problem const& p) {
+    int64_t const group = p.num_heads_q / std::max(p.num_heads_kv, 1), m = variant.block_m;
+    bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+    int64_t const queries = is_packed ? p.seq_q.rows() / std::max(p.batch, 1) : p.seq_q.seqlen;
+    int64_t heads = TileScheduler::heads_of_tile(p, int(m));
+    bool const copies_heads = std::string_view(variant.kernel->arch) == "90a";
+    if (copies_heads && kRowsOfCopy % heads != 0) heads = 1;
+    int64_t const rows = queries * heads;
+    tiles = (rows + m - 1) / m;
+    fill = tiles > 0 ? float(rows) / float(tiles * m) : 1.0f;
+    tiles *= group / heads;
+    least = (queries * group + m - 1) / m;
+  }
+};
+
 // A number of a call for which `avoids` of manifest.toml has ranges.
 struct Counted {
   CallRanges::Range CallRanges::* range;
@@ -64,6 +87,15 @@ constexpr Counted kCounts[] = {
     {&CallRanges::splits, "keys in %s split",
      [](Variant const& v, Problem const& p, DeviceInfo const& device) {
        return float(splits_of(v, p, device));
+     }},
+    {&CallRanges::head_dim, "head_dim %s",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.head_dim); }},
+    {&CallRanges::fill, "tiles that are full to %s",
+     [](Variant const& v, Problem const& p, DeviceInfo const&) { return HeadTiles(v, p).fill; }},
+    {&CallRanges::repeats, "keys that are read %s times",
+     [](Variant const& v, Problem const& p, DeviceInfo const&) {
+       HeadTiles const tiles(v, p);
+       return float(tiles.tiles) / float(std::max<int64_t>(tiles.least, 1));
      }},
 };
 

@@ -17,6 +17,7 @@ struct CallRanges {
     float from = 0.0f, below = kUnlimited;
   };
   Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
+  Range head_dim = {}, fill = {}, repeats = {};
 };
 
 // Most rows of a call, as in VariantInfo: Params::kMaxRows, if the kernel has such a limit.

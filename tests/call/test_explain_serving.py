@@ -460,3 +460,63 @@ def test_verify_is_refused():
             attention_decode(q, cache, cache, int32([1, 2]), verify=True)
         with pytest.raises(ValueError, match="verify=True reads results on the host"):
             attention_varlen(q[0], q[0], q[0], int32([0, 1]), verify=True)
+
+
+# Queries of each sequence, query and KV heads, head dim, sequences, keys; the kernel on an H100.
+FEW_ROWS = [
+    ("packed", 32, 16, 16, 64, 256, 0, "sm80/varlen"),  # 32 of 192 rows of a tile
+    ("packed", 96, 16, 16, 128, 256, 0, "sm90/varlen"),
+    ("packed", 512, 16, 16, 64, 4, 0, "sm90/varlen"),
+    ("pages", 16, 32, 8, 128, 4, 4096, "sm90/paged"),  # a third of the SMs
+    ("pages", 16, 96, 2, 128, 4, 4096, "sm80/paged"),  # a copy cannot pack 48 heads
+    ("pages", 512, 96, 2, 128, 4, 8192, "sm90/paged"),  # nor need it
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "queries", "heads", "kv_heads", "d", "batch", "keys", "kernel"), FEW_ROWS
+)
+def test_which_kernel_runs_few_rows(kind, queries, heads, kv_heads, d, batch, keys, kernel):
+    def empty(*shape, dtype=torch.bfloat16):
+        return torch.empty(*shape, device="meta", dtype=dtype)
+
+    q = empty(batch * queries, heads, d)
+    offsets = empty(batch + 1, dtype=torch.int32)
+    if kind == "packed":
+        kv = empty(batch * queries, kv_heads, d)
+        given = {"cu_seqlens_k": offsets}
+    else:
+        kv = empty(batch * keys // 16, 16, kv_heads, d)
+        given = {
+            "seqused_k": empty(batch, dtype=torch.int32),
+            "block_table": empty(batch, keys // 16, dtype=torch.int32),
+        }
+    explanation = explain(q, kv, kv, cu_seqlens_q=offsets, causal=True, **given, device="sm_90")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("d", "options", "kernel"),
+    [
+        (64, {}, "sm90/split_keys"),
+        (192, {}, "sm90"),
+        (256, {}, "sm90"),
+        (64, {"bias": (1, 4, 256, 256)}, "sm90/bias"),
+        (128, {"mask": (1, 1, 256, 256)}, "sm90/mask"),
+        (128, {"dropout_p": 0.1}, "sm90/dropout"),
+    ],
+)
+def test_which_kernel_runs_few_tiles(d, options, kernel):
+    """Two tiles of rows for each of four heads, on a GPU of 132 SMs."""
+    q = torch.empty(1, 4, 256, d, device="meta", dtype=torch.bfloat16)
+    given = dict(options)
+    if "bias" in given:
+        given["bias"] = torch.empty(given["bias"], device="meta", dtype=torch.bfloat16)
+    if "mask" in given:
+        given["mask"] = torch.empty(given["mask"], device="meta", dtype=torch.bool)
+    explanation = explain(q, q, q, **given, device="sm_90")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == kernel
