@@ -464,12 +464,12 @@ def test_verify_is_refused():
 
 # Queries of each sequence, query and KV heads, head dim, sequences, keys; the kernel on an H100.
 FEW_ROWS = [
-    ("packed", 32, 16, 16, 64, 256, 0, "sm80/varlen"),  # 32 of 192 rows of a tile
-    ("packed", 96, 16, 16, 128, 256, 0, "sm90/varlen"),
-    ("packed", 512, 16, 16, 64, 4, 0, "sm90/varlen"),
-    ("pages", 16, 32, 8, 128, 4, 4096, "sm90/paged"),  # a third of the SMs
-    ("pages", 16, 96, 2, 128, 4, 4096, "sm80/paged"),  # a copy cannot pack 48 heads
-    ("pages", 512, 96, 2, 128, 4, 8192, "sm90/paged"),  # nor need it
+    ("packed", (32, 16, 16, 64, 256, 0), "sm80/varlen"),  # 32 of 192 rows of a tile
+    ("packed", (96, 16, 16, 128, 256, 0), "sm90/varlen"),
+    ("packed", (512, 16, 16, 64, 4, 0), "sm90/varlen"),
+    ("pages", (16, 32, 8, 128, 4, 4096), "sm90/paged"),  # a third of the SMs
+    ("pages", (16, 96, 2, 128, 4, 4096), "sm80/paged"),  # a copy cannot pack 48 heads
+    ("pages", (512, 96, 2, 128, 4, 8192), "sm90/paged"),  # nor need it
 ]
 
 
