@@ -6,6 +6,7 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/problem.hpp"
+#include "core/score.hpp"
 #include "core/sequences.hpp"
 
 namespace cutlass_attn {

@@ -22,10 +22,10 @@
 // is_within() is false.
 #pragma once
 
+#include "core/general_score.hpp"
 #include "core/macros.hpp"
 #include "core/mask.hpp"
 #include "core/quantize.hpp"
-#include "core/score.hpp"
 #include "core/softmax.hpp"
 #include "facts.hpp"
 

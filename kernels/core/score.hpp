@@ -248,12 +248,6 @@ struct WithTerm<Score<Terms...>, Term> {
 using IdentityScore = Score<>;
 using SoftcapScore = Score<Softcap>;
 
-}  // namespace cutlass_attn
-
-#include "core/general_score.hpp"
-
-namespace cutlass_attn {
-
 // The score for callers that multiply by log2_scale() before they subtract the row max. A general
 // score is then in units of log2, for the reason given above.
 template <class Score>

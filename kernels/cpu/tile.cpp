@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "core/epilogue.hpp"
+#include "core/general_score.hpp"
 #include "core/mask.hpp"
-#include "core/score.hpp"
 #include "cpu/tile_state.hpp"
 
 namespace cutlass_attn::cpu {

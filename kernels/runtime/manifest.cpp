@@ -4,7 +4,7 @@
 
 #include <iterator>
 
-#include "core/score.hpp"
+#include "core/general_score.hpp"
 #include "manifest_units.inc"
 #include "runtime/options.hpp"
 

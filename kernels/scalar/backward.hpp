@@ -18,9 +18,9 @@
 #include <cute/config.hpp>
 
 #include "core/dropout.hpp"
+#include "core/general_score.hpp"
 #include "core/mask.hpp"
 #include "core/math.hpp"
-#include "core/score.hpp"
 #include "core/sequences.hpp"
 #include "scalar/backward_params.hpp"
 

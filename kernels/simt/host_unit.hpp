@@ -4,7 +4,7 @@
 
 #include "arch/grid.hpp"
 #include "arch/sm80.hpp"
-#include "core/score.hpp"
+#include "core/general_score.hpp"
 #include "runtime/kernel.hpp"
 #include "simt/engine.hpp"
 

@@ -18,9 +18,9 @@
 #pragma once
 
 #include "arch/grid.hpp"
+#include "core/general_score.hpp"
 #include "arch/sm80.hpp"
 #include "core/launch.hpp"
-#include "core/score.hpp"
 
 namespace cutlass_attn {
 

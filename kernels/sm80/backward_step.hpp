@@ -3,6 +3,7 @@
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
+#include "tile/backward_block.hpp"
 #include "tile/backward_captures.hpp"
 #include "tile/backward_params.hpp"
 #include "tile/backward_products.hpp"

@@ -9,6 +9,8 @@
 // copy begins with an address, not with a wait for the block table.
 #pragma once
 
+#include <cute/config.hpp>
+
 #include "core/divide.hpp"
 #include "core/sequences.hpp"
 

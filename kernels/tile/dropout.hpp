@@ -1,6 +1,8 @@
 // Dropout of a key block between softmax and P V. Weights are already rounded, two in a word.
 #pragma once
 
+#include <cute/config.hpp>
+
 #include "core/dropout.hpp"
 
 namespace cutlass_attn {

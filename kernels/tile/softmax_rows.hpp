@@ -4,6 +4,7 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/softmax.hpp"
+#include "tile/fragment.hpp"
 #include "tile/units.hpp"
 
 namespace cutlass_attn {

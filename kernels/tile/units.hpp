@@ -12,6 +12,8 @@
 //   kHasLimit                     whether all this holds only for |score| <= limit()
 #pragma once
 
+#include <cute/config.hpp>
+
 #include "core/macros.hpp"
 #include "core/math.hpp"
 #include "core/terms/alibi.hpp"

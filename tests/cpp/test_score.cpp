@@ -1,6 +1,6 @@
 // Score functors and the functions of core/math.hpp: values in doubles, gradients by differences;
 // each term of a logit alone.
-#include "core/score.hpp"
+#include "core/general_score.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -11,6 +11,7 @@
 // row max is updated without another Q K^T. Keys go from last to first, as in 16 bits.
 #pragma once
 
+#include "arch/wgmma.hpp"
 #include "quantized/fp8_weights.hpp"
 #include "quantized/queries.hpp"
 #include "sm90/consumer_buffers.hpp"
