@@ -30,24 +30,13 @@ struct Grid {
 
 #endif
 
-namespace detail {
-template <class Block>
-CUTE_DEVICE constexpr auto waits_later(int) -> decltype(bool(Block::kWaitsLater)) {
-  return Block::kWaitsLater;
-}
-template <class Block>
-CUTE_DEVICE constexpr bool waits_later(...) {
-  return false;
-}
-}  // namespace detail
-
 // The first statement of a block of Kernel, or of the launch before or after it. With
 // kOverlapsGrids it waits until earlier grids are complete, then lets the next grid start wherever
 // SMs have room. That grid waits here in turn, so the latency of its launch is hidden. Kernels with
 // kWaitsLater call the two functions themselves.
-template <class Kernel, class Block = Kernel>
+template <class Kernel>
 CUTE_DEVICE void begin_block() {
-  if constexpr (cutlass_attn::detail::overlaps<Kernel>(0) && !detail::waits_later<Block>(0)) {
+  if constexpr (Kernel::kOverlapsGrids && !Kernel::kWaitsLater) {
     Kernel::Machine::griddepcontrol_wait();
     Kernel::Machine::griddepcontrol_launch_dependents();
   }

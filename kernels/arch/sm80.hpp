@@ -18,18 +18,4 @@ struct Sm80 : Threads, Votes, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAs
   static constexpr bool kHasWgmma = false;
 };
 
-// Machine of a kernel: `Kernel::Machine`, by default Sm80.
-namespace detail {
-template <class Kernel, class = void>
-struct MachineOf {
-  using type = Sm80;
-};
-template <class Kernel>
-struct MachineOf<Kernel, std::void_t<typename Kernel::Machine>> {
-  using type = typename Kernel::Machine;
-};
-}  // namespace detail
-template <class Kernel>
-using Machine = typename detail::MachineOf<Kernel>::type;
-
 }  // namespace cutlass_attn::arch

@@ -25,51 +25,24 @@ struct KernelFacts {
   int32_t overlaps = 0;       // whether its launch, and those before and after it, overlap
 };
 
-namespace detail {
-template <class Kernel>
-constexpr auto block_n_of(int) -> decltype(int32_t(Kernel::kBlockN)) {
-  return Kernel::kBlockN;
+namespace arch {
+struct Sm80;
 }
-template <class Kernel>
-constexpr int32_t block_n_of(...) {
-  return 0;
-}
-template <class Kernel>
-constexpr auto cluster_of(int) -> decltype(int32_t(Kernel::kMaxCluster)) {
-  return Kernel::kMaxCluster;
-}
-template <class Kernel>
-constexpr int32_t cluster_of(...) {
-  return 1;
-}
-template <class Kernel>
-constexpr auto is_persistent(int) -> decltype(int32_t(Kernel::kIsPersistent)) {
-  return Kernel::kIsPersistent;
-}
-template <class Kernel>
-constexpr int32_t is_persistent(...) {
-  return 0;
-}
-template <class Kernel>
-constexpr auto overlaps(int) -> decltype(int32_t(Kernel::kOverlapsGrids)) {
-  return Kernel::kOverlapsGrids;
-}
-template <class Kernel>
-constexpr int32_t overlaps(...) {
-  return 0;
-}
-}  // namespace detail
+
+// Kernels derive from this, and override what differs. The rest of their interface:
+// simt/kernel_unit.hpp.
+struct KernelDefaults {
+  using Machine = arch::Sm80;
+  static constexpr int kBlockN = 0;  // as in KernelFacts
+  static constexpr int kMaxCluster = 1;
+  static constexpr bool kPacksHeads = false, kIsPersistent = false;
+  static constexpr bool kOverlapsGrids = false, kWaitsLater = false;  // arch/grid.hpp
+};
 
 template <class Kernel>
 constexpr KernelFacts facts_of() {
-  return {Kernel::kThreads,
-          Kernel::kSmemBytes,
-          Kernel::kBlockM,
-          Kernel::kPacksHeads,
-          detail::block_n_of<Kernel>(0),
-          detail::cluster_of<Kernel>(0),
-          detail::is_persistent<Kernel>(0),
-          detail::overlaps<Kernel>(0)};
+  return {Kernel::kThreads, Kernel::kSmemBytes,  Kernel::kBlockM,       Kernel::kPacksHeads,
+          Kernel::kBlockN,  Kernel::kMaxCluster, Kernel::kIsPersistent, Kernel::kOverlapsGrids};
 }
 
 // Memory shared by the kernels of a call, on the device that runs it.

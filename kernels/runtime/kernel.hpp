@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <type_traits>
 
 #include "core/launch.hpp"
 #include "cutlass_attn.hpp"
@@ -56,14 +57,12 @@ struct KernelArguments {
 };
 
 namespace detail {
+// Params::num_splits, if the kernel splits keys.
+template <class Params, class = void>
+inline constexpr std::nullptr_t splits_of = nullptr;
 template <class Params>
-constexpr auto splits_of(int) -> decltype(&Params::num_splits) {
-  return &Params::num_splits;
-}
-template <class Params>
-constexpr std::nullptr_t splits_of(...) {
-  return nullptr;
-}
+inline constexpr auto splits_of<Params, std::void_t<decltype(&Params::num_splits)>> =
+    &Params::num_splits;
 
 // Whether a kernel with these scores runs the call with one of them, Own. Where some keep the
 // largest logits, they are for the calls that want them, and for no others.
@@ -86,7 +85,7 @@ constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)
     new (params) Params(Params::prepare(p, workspace, device, facts));
   };
   result.workspace_bytes = &Params::workspace_bytes;
-  result.splits = detail::splits_of<Params>(0);
+  result.splits = detail::splits_of<Params>;
   result.launch = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch(facts);
   };

@@ -28,11 +28,10 @@ namespace cutlass_attn::scalar {
 
 // Head dimensions up to kHeadDim, a multiple of 64.
 template <class Element, int kHeadDim>
-struct Backward {
+struct Backward : KernelDefaults {
   using Params = BackwardParams;
   static constexpr int kTile = 32;
   static constexpr int kBlockM = kTile;
-  static constexpr bool kPacksHeads = false;
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocksPerSm = 1;
   static constexpr int kOwn = kTile / (kThreads / 32);  // rows per warp

@@ -18,11 +18,10 @@
 namespace cutlass_attn::scalar {
 
 template <class Element>
-struct Minimal {
+struct Minimal : KernelDefaults {
   using Params = ForwardParams;
   static constexpr int kThreads = 128;
   static constexpr int kBlockM = kThreads;
-  static constexpr bool kPacksHeads = false;
   static constexpr int kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = 0;
 

@@ -22,10 +22,9 @@ namespace cutlass_attn::scalar {
 
 // Head dimensions up to kHeadDim, a multiple of 64.
 template <class Element, int kHeadDim>
-struct Tiled {
+struct Tiled : KernelDefaults {
   using Params = ForwardParams;
   static constexpr int kBlockM = 32;
-  static constexpr bool kPacksHeads = false;
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 256;

@@ -54,10 +54,9 @@ namespace cutlass_attn::scalar {
 // Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands are aligned to 16 bytes,
 // and their lengths are multiples of 16 bytes.
 template <class Element, int kHeadDim>
-struct Vectorized {
+struct Vectorized : KernelDefaults {
   using Params = ForwardParams;
   static constexpr int kBlockM = 64;
-  static constexpr bool kPacksHeads = false;
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;

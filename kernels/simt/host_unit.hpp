@@ -19,7 +19,7 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
       {launch.blocks, launch.threads, launch.smem_bytes, launch.cluster, launch.overlaps}, schedule,
       [&](char* smem) {
         arch::begin_block<Kernel>();
-        Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem);
+        Kernel::template run<Score, typename Kernel::Machine>(arguments, smem);
       });
 }
 
@@ -30,8 +30,8 @@ Status run_pre_post_on_host(void const* params, Launch const& launch, RunOptions
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
   return run_grid({launch.blocks, launch.threads, launch.smem_bytes, 1, launch.overlaps}, schedule,
                   [&](char* smem) {
-                    arch::begin_block<Kernel, PrePost>();
-                    PrePost::template run<arch::Machine<Kernel>>(arguments, smem);
+                    arch::begin_block<Kernel>();
+                    PrePost::template run<typename Kernel::Machine>(arguments, smem);
                   });
 }
 

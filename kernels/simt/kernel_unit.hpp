@@ -4,13 +4,12 @@
 //   using Params;                    // its arguments, see runtime/kernel.hpp
 //   static constexpr int kThreads, kMinBlocksPerSm, kSmemBytes;
 //   static constexpr int kBlockM;        // rows of a block's tile
-//   static constexpr bool kPacksHeads;   // whether a tile may have rows of several heads
 //   template <class Score, class Arch>
 //   static void run(Params const&, char* smem);
 //
-// Optional: `template <class Score> min_blocks_per_sm()`, if it differs between scores; `Machine`,
-// the required Arch, if arch/sm80.hpp is not enough; `kOverlapsGrids` and `kWaitsLater`, see
-// arch/grid.hpp; the types of pre-launch and post-launch, before and after the kernel,
+// and derives from KernelDefaults (core/launch.hpp), which has more constants. Optional:
+// `template <class Score> min_blocks_per_sm()`, if it differs between scores; the types of
+// pre-launch and post-launch, before and after the kernel,
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
@@ -18,8 +17,8 @@
 #pragma once
 
 #include "arch/grid.hpp"
-#include "core/general_score.hpp"
 #include "arch/sm80.hpp"
+#include "core/general_score.hpp"
 #include "core/launch.hpp"
 
 namespace cutlass_attn {
@@ -42,7 +41,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
   extern "C" __global__ void __launch_bounds__(                                       \
       Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, __VA_ARGS__>::value)) \
       symbol##__##token(__grid_constant__ Kernel::Params const params) {              \
-    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                            \
+    using Machine = Kernel::Machine;                                                  \
     extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                 \
     ::cutlass_attn::arch::begin_block<Kernel>();                                      \
     Kernel::template run<__VA_ARGS__, Machine>(params, smem);                         \
@@ -59,7 +58,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
       (::cutlass_attn::MinBlocksPerSm<Kernel, symbol##__##token##_mod::Mine>::value))     \
       symbol##__##token(                                                                  \
           __grid_constant__::cutlass_attn::WithScoreMod<Kernel::Params, Mod> const all) { \
-    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                                \
+    using Machine = Kernel::Machine;                                                      \
     extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                     \
     ::cutlass_attn::arch::begin_block<Kernel>();                                          \
     Kernel::template run<symbol##__##token##_mod::Mine, Machine>(all.params, smem);       \
@@ -69,9 +68,9 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
 #define CA_PRE_POST_ENTRY(symbol, token, Kernel, PrePost)                 \
   extern "C" __global__ void __launch_bounds__(Kernel::PrePost::kThreads) \
       symbol##__##token(__grid_constant__ Kernel::Params const params) {  \
-    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                \
+    using Machine = Kernel::Machine;                                      \
     extern __shared__ __align__(128) char smem[];                         \
-    ::cutlass_attn::arch::begin_block<Kernel, Kernel::PrePost>();         \
+    ::cutlass_attn::arch::begin_block<Kernel>();                          \
     Kernel::PrePost::template run<Machine>(params, smem);                 \
   }
 

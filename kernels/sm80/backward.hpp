@@ -45,7 +45,7 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, class Shape, class... Options>
-struct Backward {
+struct Backward : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::PackedRows, with::GeneralScore, with::FixedOrder,
                                            with::Dropout, with::BiasGrad>);
@@ -61,7 +61,6 @@ struct Backward {
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kBlockN = Config::kBlockN,
                        kBlockM = kBlockN;  // rows of a block's tile: keys
-  static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

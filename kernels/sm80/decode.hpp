@@ -27,7 +27,7 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, class Shape, class... Options>
-struct Decode {
+struct Decode : KernelDefaults {
   static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
   static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
   static constexpr int kWarps = Shape::kWarps;

@@ -60,7 +60,7 @@ struct ScheduleOf {
 };
 
 template <class Element, class Shape, class... Options>
-struct Forward {
+struct Forward : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<
                 typename Traits::Accumulators, with::PackedRows, with::Pages, with::StoredAs<E4M3>,

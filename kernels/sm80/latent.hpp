@@ -53,7 +53,7 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, class Shape, class... Options>
-struct Latent {
+struct Latent : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::OwnValues, with::StoredAs<E4M3>,
                                            with::StoredAs<DsMla>, with::StoredAs<DsMlaV4>>);

@@ -33,7 +33,7 @@ namespace cutlass_attn::sm90 {
 
 // kIsOrdered: blocks add to dQ in the order of their keys, which makes the sum deterministic.
 template <class Element, class Shape, class... Options>
-struct Backward {
+struct Backward : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::PackedRows, with::FixedOrder, with::Mask,
                                            with::Dropout, with::Bias, with::BiasGrad>);
@@ -52,7 +52,7 @@ struct Backward {
   static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
   static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
-  static constexpr bool kPacksHeads = false, kIsPersistent = Config::kIsPersistent;
+  static constexpr bool kIsPersistent = Config::kIsPersistent;
   static constexpr bool kOverlapsGrids = true;
 
   template <class Score, class Arch>

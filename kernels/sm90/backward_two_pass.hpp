@@ -23,7 +23,7 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, class Shape, class... Options>
-struct BackwardTwoPass {
+struct BackwardTwoPass : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::PackedRows>);
   using Config = TwoPassConfig<Traits>;
@@ -36,7 +36,7 @@ struct BackwardTwoPass {
   static constexpr int kSmemBytes = Config::kSmemBytes;
   static constexpr int kBlockN = Config::kBlockN,
                        kBlockM = kBlockN;  // rows of a block's tile: keys
-  static constexpr bool kPacksHeads = false, kOverlapsGrids = true;
+  static constexpr bool kOverlapsGrids = true;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

@@ -24,7 +24,7 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, class Shape, class... Options>
-struct Forward {
+struct Forward : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::PackedRows, with::Pages, with::Bias, with::Mask,
                                            with::Dropout>);

@@ -46,7 +46,7 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, class Shape, class... Options>
-struct Latent {
+struct Latent : KernelDefaults {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<with::StoredAs<DsMla>, with::OwnValues>);
   using Config = LatentConfig<Traits>;

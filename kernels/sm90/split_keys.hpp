@@ -18,7 +18,7 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, class Shape>
-struct SplitKeys {
+struct SplitKeys : KernelDefaults {
   using Config = SplitKeysConfig<Traits<Element, Shape>>;
   using Shared = typename Config::SharedStorage;
   using Params = ClusterSplitsParams;

@@ -36,12 +36,11 @@
 namespace cutlass_attn::wmma {
 
 // Head dimensions up to kHeadDim, multiples of 8.
-template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps, int kFragM,
+template <class Element, int kHeadDim, int kBlockM_, int kBlockN_, int kWarps, int kFragM,
           int kFragN>
-struct Forward {
+struct Forward : KernelDefaults {
   using Params = ForwardParams;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr bool kPacksHeads = false;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = kBlockM / kWarps;  // queries per warp
   static constexpr int kK = 16;                   // depth of a fragment product

@@ -123,7 +123,7 @@ struct PredictError {
 
 // Accumulators: of the products in 8 bits.
 template <class Element, class Shape, class Accumulators>
-struct Limited {
+struct Limited : KernelDefaults {
   using Narrow = Forward<Element, Shape, Accumulators>;
   using Wide = Forward<Element, Shape>;
   using Params = LimitedParams<typename Narrow::Params>;

@@ -23,7 +23,7 @@ namespace cutlass_attn::sm90 {
 
 // Accumulators: int32_t and half_t, which stand for products in int8 and in e4m3.
 template <class Element, class Shape, class Accumulators>
-struct QuantizedForward {
+struct QuantizedForward : KernelDefaults {
   static_assert(std::is_same_v<Accumulators, with::Accumulators<int32_t, cutlass::half_t>>);
   using Config = QuantizedConfig<Traits<Element, Shape>>;
   using Shared = typename Config::SharedStorage;
