@@ -157,7 +157,9 @@ def kind_of(word):
 def test_only_functions_of_the_score_recompute_it(name, reads):
     graph, found = traced(name)
     text = cpp.source(graph, {"grad": found.score}, of=found).text
-    assert f"kSumsReadScore = {str(reads).lower()};" in text
+    kinds = ", ".join("kEach" if x == "Each" else f"kPer{x}" for x in words)
+    assert f"kSpread[] = {{{kinds}}};" in text
+    assert f"kSumsReadScore = {str(reads_score).lower()};" in text
 
 
 @pytest.mark.parametrize(
@@ -174,13 +176,14 @@ def test_only_functions_of_the_score_recompute_it(name, reads):
 )
 def test_steep_derivatives_are_named(function, is_steep):
     graph = trace(function, "score_mod")
-    assert ("kGradIsSteep" in jit._score_mods[_compiled.made(graph).name]) == is_steep
+    text = jit._score_mods[_compiled.made(graph).name]
+    assert f"kGradIsSteep = {str(is_steep).lower()};" in text
 
 
 def test_kernels_without_such_gradients_have_no_code_for_them():
     graph = trace(SCORES["distance"][0], "score_mod")
-    assert "kSums" not in jit._score_mods[_compiled.made(graph).name]
-    assert "kSums" in jit._score_mods[_compiled.made(graph, [0], graph).name]
+    assert "kSums = 0;" in jit._score_mods[_compiled.made(graph).name]
+    assert "kSums = 1;" in jit._score_mods[_compiled.made(graph, [0], graph).name]
 
 
 def test_masks_are_no_part_of_the_derivative():

@@ -8,14 +8,15 @@
 //     ...                                                        // captured tensors, numbers
 //     float score(float score, int b, int h, int q, int k) const;  // the logit
 //     float grad(float score, int b, int h, int q, int k) const;   // d logit / d score
-//     static constexpr bool kGradIsSteep = ...;  // optional: whether grad() may be beyond float16
-//   };
-//
-// In a backward kernel, if elements of captured tensors have gradients, it also has
-//
-//     static constexpr int kSums = ...;  // number of such elements that it reads
+//     static constexpr bool kGradIsSteep = ...;  // whether grad() may be beyond float16
+//     // In a backward kernel: number of elements of captured tensors that have gradients.
+//     static constexpr int kSums = ...;
 //     // false: grad() is 1, and neither slope() nor sum() depends on the score
 //     static constexpr bool kSumsReadScore = ...;
+//   };
+//
+// If there are such elements, it also has
+//
 //     enum Spread { kEach, kPerHead, kPerQuery, kPerKey, kPerDistance };
 //     static constexpr Spread kSpread[kSums] = ...;   // which logits of a head have one sum()
 //     template <int> struct Nth {};
@@ -52,36 +53,15 @@ CA_HOST_DEVICE int64_t problem_offset() {
   auto const& params = *reinterpret_cast<Params const*>(kAnywhere);
   return int64_t(reinterpret_cast<uint64_t>(&problem_of(params, 0)) - kAnywhere);
 }
-template <class Mod>
-CA_HOST_DEVICE constexpr auto sums_of(int) -> decltype(Mod::kSums + 0) {
-  return Mod::kSums;
-}
-template <class Mod>
-CA_HOST_DEVICE constexpr int sums_of(long) {
-  return 0;
-}
-template <class Mod>
-CA_HOST_DEVICE constexpr auto grad_is_steep(int) -> decltype(Mod::kGradIsSteep || false) {
-  return Mod::kGradIsSteep;
-}
-template <class Mod>
-CA_HOST_DEVICE constexpr bool grad_is_steep(long) {
-  return false;
-}
-template <class Mod>
-CA_HOST_DEVICE constexpr bool sums_read_score() {
-  if constexpr (sums_of<Mod>(0) > 0) return Mod::kSumsReadScore;
-  return false;
-}
 }  // namespace detail
 
 // Mod: as above. Params: parameters of the kernel.
 template <class Mod, class Params>
 struct ScoreMod {
   using Function = Mod;
-  static constexpr int kSums = detail::sums_of<Mod>(0);
-  static constexpr bool kSumsReadScore = detail::sums_read_score<Mod>();
-  static constexpr bool kGradIsSteep = detail::grad_is_steep<Mod>(0);
+  static constexpr int kSums = Mod::kSums;
+  static constexpr bool kSumsReadScore = Mod::kSumsReadScore;
+  static constexpr bool kGradIsSteep = Mod::kGradIsSteep;
 
   // p: must be the one in the kernel's parameters, not a copy.
   CA_HOST_DEVICE static Mod const& of(Problem const& p) {

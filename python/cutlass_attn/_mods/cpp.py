@@ -134,17 +134,15 @@ def source(
     All take (score, b, h, q, k), those of masks (b, h, q, k). Two mods with one graph have one
     text, whatever their numbers are, so one compiled kernel serves both.
 
-    of: for a backward kernel, the members that core/terms/score_mod.hpp names.
+    of: for a kernel, which asks for all members that core/terms/score_mod.hpp names.
     """
     own = _Members([], [], [], [])
     body = "".join(
         _function(graph, own, f"{_NAMES[root.kind]} {key}", _arguments(root), [root])
         for key, root in functions.items()
     )
-    if of is not None and of.is_steep:
-        body += "  static constexpr bool kGradIsSteep = true;\n"
-    if of is not None and of.loads:
-        body += _sums(graph, own, of)
+    if of is not None:
+        body += _derivative(graph, own, of)
     members = [
         f"  Captured<{_TYPES[x.dtype]}, {x.dim()}> t{j};\n" for j, x in enumerate(own.captures)
     ]
@@ -183,8 +181,8 @@ def _arguments(root: Node) -> tuple[str, ...]:
     return names if root.kind == "float" else names[1:]
 
 
-def _sums(graph: Graph, own: _Members, of: Derivative) -> str:
-    """The members for gradients of captured tensors."""
+def _derivative(graph: Graph, own: _Members, of: Derivative) -> str:
+    """What kernels ask about grad(), and the members for gradients of captured tensors."""
     names = ("score", "b", "h", "q", "k")
     spreads, values, addresses = [], "", ""
     for j, (load, value) in enumerate(of.loads):
@@ -197,12 +195,18 @@ def _sums(graph: Graph, own: _Members, of: Derivative) -> str:
         addresses += _function(graph, own, "float* sum", (nth, *names), load.args, at)
     # Where the score is neither in slopes and indices nor changed but by a term that is added.
     is_added = of.score.is_number and of.score.value == 1.0
-    reads_score = not is_added or any(
-        "score" in x.depends for load, value in of.loads for x in (load, value)
+    reads_score = bool(of.loads) and (
+        not is_added or any("score" in x.depends for load, value in of.loads for x in (load, value))
     )
-    return (
+    constants = (
+        f"  static constexpr bool kGradIsSteep = {str(of.is_steep).lower()};\n"
         f"  static constexpr int kSums = {len(of.loads)};\n"
         f"  static constexpr bool kSumsReadScore = {str(reads_score).lower()};\n"
+    )
+    if not of.loads:
+        return constants
+    return (
+        f"{constants}"
         "  enum Spread { kEach, kPerHead, kPerQuery, kPerKey, kPerDistance };\n"
         f"  static constexpr Spread kSpread[] = {{{', '.join(spreads)}}};\n"
         f"  template <int>\n  struct Nth {{}};\n{values}{addresses}"
