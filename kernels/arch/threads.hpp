@@ -67,9 +67,6 @@ struct Threads {
   CUTE_DEVICE static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
     return __byte_perm(__byte_perm(x0, x1, 0x0040), __byte_perm(x2, x3, 0x0040), 0x5410);
   }
-
-  // dp4a: c plus the dot product of the unsigned bytes of a and b.
-  CUTE_DEVICE static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) { return __dp4a(a, b, c); }
 };
 
 #else
@@ -116,11 +113,6 @@ struct Threads {
 
   static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
     return (x0 & 0xff) | (x1 & 0xff) << 8 | (x2 & 0xff) << 16 | x3 << 24;
-  }
-
-  static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
-    for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
-    return c;
   }
 };
 

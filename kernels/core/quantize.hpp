@@ -81,7 +81,7 @@ CA_HOST_DEVICE float finite_or_zero(float x) { return magnitude_bits(x) < 0x7f80
 
 struct Factors {
   float scale;
-  float inverse;  // 127 / amax
+  float inverse;  // in int8: 127 / amax
 };
 
 // 127 / x for x >= kMin, rounded correctly. On the GPU this is a division without its handling of
@@ -165,11 +165,7 @@ struct alignas(64) KeyFp8LaneScales {
 };
 
 // kFp8: the factors of a tile's values, from their largest magnitude.
-struct Fp8Factors {
-  float scale;
-  float inverse;
-};
-CA_HOST_DEVICE Fp8Factors fp8_factors_of(float of_tile) {
+CA_HOST_DEVICE Factors fp8_factors_of(float of_tile) {
   if (of_tile < kMin) return {0.0f, 0.0f};
   uint32_t const exponent = float_bits(of_tile) & 0x7f800000u;
   return {bits_float(exponent - (6u << 23)), bits_float((260u << 23) - exponent)};

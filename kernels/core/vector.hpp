@@ -9,4 +9,8 @@ struct alignas(16) Vector16 {
   uint64_t low, high;
 };
 
+struct alignas(16) Quad {
+  float values[4];
+};
+
 }  // namespace cutlass_attn

@@ -116,7 +116,7 @@ CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
     float const size = float_of(quantize::magnitude_bits(v[i]));
     of_tile = std::max(of_tile, quantize::finite_or_zero(size));
   }
-  quantize::Fp8Factors const factors = quantize::fp8_factors_of(of_tile);
+  quantize::Factors const factors = quantize::fp8_factors_of(of_tile);
   for (int i = 0; i < keys * head_dim_v; ++i) {
     v[i] = rounded_e4m3(quantize::to_fp8_value(v[i], factors.inverse)) * factors.scale;
   }

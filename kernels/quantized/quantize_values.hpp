@@ -121,7 +121,7 @@ struct QuantizeKeysAndValues {
     auto& scales = *params.scales_of(head, tile);
     float inverse[2];
     if constexpr (kIsFp8) {
-      quantize::Fp8Factors const factors = quantize::fp8_factors_of(largest);
+      quantize::Factors const factors = quantize::fp8_factors_of(largest);
       inverse[0] = inverse[1] = factors.inverse;
       if (Arch::thread() < quantize::kGroups) scales.set_v(Arch::thread(), factors.scale);
     } else {

@@ -48,6 +48,7 @@
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/softmax.hpp"
+#include "core/vector.hpp"
 
 namespace cutlass_attn::scalar {
 
@@ -69,9 +70,6 @@ struct Vectorized : KernelDefaults {
   static constexpr int kMinBlocksPerSm = 1;
   static_assert(kHeadDim % kChunk == 0);
 
-  struct alignas(16) Quad {
-    float x[4];
-  };
   struct alignas(16) Words {
     uint32_t x[4];
   };
@@ -175,12 +173,12 @@ struct Vectorized : KernelDefaults {
     for (int e = 0; e < 4; ++e) {
       uint32_t const word = sizeof(Element) == 2 ? words[0].x[half * 2 + e / 2] : words[half].x[e];
       if constexpr (std::is_same_v<Element, cutlass::half_t>) {
-        quad.x[e] = half_to_float(uint16_t(word >> e % 2 * 16));
+        quad.values[e] = half_to_float(uint16_t(word >> e % 2 * 16));
       } else if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
-        quad.x[e] = bfloat16_to_float(uint16_t(word >> e % 2 * 16));
+        quad.values[e] = bfloat16_to_float(uint16_t(word >> e % 2 * 16));
       } else {
         static_assert(std::is_same_v<Element, float>);
-        __builtin_memcpy(&quad.x[e], &word, sizeof word);
+        __builtin_memcpy(&quad.values[e], &word, sizeof word);
       }
     }
     return quad;
@@ -206,7 +204,8 @@ struct Vectorized : KernelDefaults {
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
           CUTE_UNROLL
-          for (int i = 0; i < kRows; ++i) s[i][j] = fmaf(query[i].x[e], key.x[e], s[i][j]);
+          for (int i = 0; i < kRows; ++i)
+            s[i][j] = fmaf(query[i].values[e], key.values[e], s[i][j]);
         }
       }
     }
@@ -233,7 +232,7 @@ struct Vectorized : KernelDefaults {
             CUTE_UNROLL
             for (int c = 0; c < 4; ++c) {
               float& to = o[i][half * 4 + c];
-              to = fmaf(weight[i].x[e], value.x[c], to);
+              to = fmaf(weight[i].values[e], value.values[c], to);
             }
           }
         }

@@ -6,6 +6,7 @@
 
 #include "core/sequences.hpp"
 #include "core/traits.hpp"
+#include "core/vector.hpp"
 #include "tile/backward_block.hpp"
 #include "tile/backward_params.hpp"
 #include "tile/swizzle.hpp"
@@ -134,9 +135,6 @@ struct BackwardConfig {
   };
   // S of a slice, or dP, from the columns of one warp.
   struct PartOfSlice {
-    struct alignas(16) Quad {
-      float x[4];
-    };
     Quad blocks[kSlice / 8][kKeyBlocks][32];  // of each lane
   };
   struct Parts {

@@ -409,7 +409,7 @@ struct BackwardStep {
         for (int m = 0; m < Config::kKeyBlocks; ++m) {
           auto const other = parts[group ^ 1].blocks[n][m][lane];
           CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) x.block(m, n)[i] += other.x[i];
+          for (int i = 0; i < 4; ++i) x.block(m, n)[i] += other.values[i];
         }
       }
     }

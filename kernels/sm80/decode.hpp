@@ -17,6 +17,7 @@
 
 #include "core/epilogue.hpp"
 #include "core/score.hpp"
+#include "core/vector.hpp"
 #include "sm80/config.hpp"
 #include "sm80/decode_params.hpp"
 #include "sm80/kv_gather.hpp"
@@ -305,10 +306,6 @@ struct Decode : KernelDefaults {
       state_of(i, row)[0] = softmax.max;
       state_of(i, row)[1] = softmax.sum;
     }
-  };
-
-  struct alignas(16) Quad {
-    float values[4];
   };
 
   // Merges all parts and calls visit(row, column, softmax, o) with the result, 4 head-dim columns

@@ -40,6 +40,7 @@
 #include "core/mask.hpp"
 #include "core/score.hpp"
 #include "core/traits.hpp"
+#include "core/vector.hpp"
 #include "latent/params.hpp"
 #include "latent/rows.hpp"
 #include "latent/tokens.hpp"
@@ -111,10 +112,7 @@ struct Latent : KernelDefaults {
   };
   using Stage = std::conditional_t<kHasOwnValues, KeyAndValueStage, LatentStage>;
   static_assert(!kHasOwnValues || (!kHasTail && !kConverts));
-  struct alignas(16) Quad {  // of an m16n8 block
-    float values[4];
-  };
-  using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S
+  using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S, a Quad per m16n8 block
   using Tokens = typename TokenStageOf<Stored, kBlockN, kSlice, kTail, kWarpsD, kConverts>::Type;
   // As many stages as fit Ada's 99 KB. Two blocks then fit an SM of Hopper.
   static constexpr int kSmemOfAda = 99 << 10;

@@ -13,6 +13,7 @@
 // tensor cores multiply dP while P is computed.
 #pragma once
 
+#include "core/vector.hpp"
 #include "sm90/backward_config.hpp"
 #include "sm90/backward_tile_bias.hpp"
 #include "tile/backward_scores.hpp"
@@ -88,9 +89,7 @@ struct BiasGradProducer {
   using Shared = typename Config::SharedStorage;
   using Tile = typename Config::Tile;
   static constexpr int kM = Config::kBlockM;
-  struct alignas(16) Stats {  // of two queries
-    float of[4];
-  };
+  using Stats = Quad;  // of two queries
 
   Params const& params;
   Shared& shared;

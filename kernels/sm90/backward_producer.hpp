@@ -2,6 +2,7 @@
 // Persistent blocks: it also takes the tiles, and publishes them.
 #pragma once
 
+#include "core/vector.hpp"
 #include "sm90/backward_map_steps.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -14,9 +15,7 @@ struct BackwardProducer {
 
   using Params = typename Config::Params;
   static constexpr int kBiasBytes = Config::kHasBias ? Config::TileS::kBytes : 0;
-  struct alignas(16) Stats {  // of two queries
-    float of[4];
-  };
+  using Stats = Quad;  // of two queries
 
   Params const& params;
   Shared& shared;

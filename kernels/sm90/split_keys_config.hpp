@@ -3,6 +3,7 @@
 
 #include "core/softmax.hpp"
 #include "core/traits.hpp"
+#include "core/vector.hpp"
 #include "sm90/config.hpp"
 #include "sm90/split_keys_params.hpp"
 
@@ -26,9 +27,6 @@ struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 
   // Stages of a warpgroup: as many as fit.
   static constexpr int kKStages = 2, kVStages = kPassTiles;
   // Columns of O to merge, in a thread's layout: four numbers of an m16n8 block.
-  struct alignas(16) Quad {
-    float values[4];
-  };
   static constexpr int kColumnBlocks = kHeadDimV / 8;
   static constexpr int kShare = kColumnBlocks / kGroups;  // column blocks per warpgroup
   using Share = Quad[kShare][kGroupThreads];

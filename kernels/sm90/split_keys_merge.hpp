@@ -14,7 +14,6 @@ struct SplitKeysMerge {
   using Element = typename Config::Element;
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
-  using Quad = typename Config::Quad;
   using Target = typename Shared::Target;
   static constexpr int kRows = Config::kRows;
   // Blocks of eight columns that a warpgroup merges across thread blocks.

@@ -13,7 +13,6 @@ namespace cutlass_attn {
 // neighbouring columns: two, or one if an element is a word of two columns.
 template <class T, int kM_, int kN_, int kWide_ = 2>
 struct Fragment {
-  using value_type = T;
   static constexpr int kM = kM_, kN = kN_, kWide = kWide_;
   static constexpr int kBlockSize = 2 * kWide;
   static constexpr int kSize = kBlockSize * kM * kN;

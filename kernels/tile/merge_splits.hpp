@@ -4,6 +4,7 @@
 
 #include "core/key_splits.hpp"
 #include "core/softmax.hpp"
+#include "core/vector.hpp"
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn {
@@ -22,10 +23,6 @@ struct SplitMerge {
   static constexpr int kRows = Config::kRows;
   static constexpr int kColumns = Config::kWarpColumns / 8;
   static constexpr int kBlocks = Config::kRowBlocks * kColumns;  // m16n8, of a thread
-
-  struct alignas(16) Quad {  // of an m16n8 block: two columns of two rows
-    float values[4];
-  };
 
   KeySplits const& splits;
   typename Config::Place const& place;
