@@ -6,9 +6,7 @@ The kernels that add them: tests/cpp/simt/test_captures.cpp on a CPU, the last t
 import ctypes
 import math
 import re
-import shutil
 import struct
-import subprocess
 from types import SimpleNamespace
 
 import cases
@@ -17,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cutlass_attn  # noqa: E402
+import on_cpu  # noqa: E402
 from cutlass_attn import _compiled, jit  # noqa: E402
 from cutlass_attn._call.call import Call  # noqa: E402
 from cutlass_attn._mods import cpp  # noqa: E402
@@ -48,20 +47,24 @@ def bucket(distance):
     return torch.where(size < 4, size, far.clamp(4, 15)) + torch.where(distance > 0, 16, 0)
 
 
-# {name: (function, the spread of each element that it reads)}
+# {name: (function, spread of each element that it reads, whether gradients depend on the score)}
 SCORES = {
-    "distance": (lambda s, b, h, q, k: s + DISTANCES[h, q - k + SK], ["Distance"]),
-    "T5": (lambda s, b, h, q, k: s + BUCKETS[bucket(q - k), h], ["Distance"]),
-    "beyond": (lambda s, b, h, q, k: s + DISTANCES[h, 3 * (k - q)], ["Distance"]),
-    "compared": (lambda s, b, h, q, k: s + HEADS[torch.where(k > q, 1, h)], ["Distance"]),
-    "slopes": (lambda s, b, h, q, k: s - HEADS[h] * abs(q - k), ["Head"]),
-    "temperature": (lambda s, b, h, q, k: s * HEADS[h] * NUMBER, ["Head", "Head"]),
-    "cap": (lambda s, b, h, q, k: NUMBER * torch.tanh(s / NUMBER), ["Head"]),
-    "rows, keys": (lambda s, b, h, q, k: s + ROWS[b, q] * KEYS[b, k], ["Query", "Key"]),
-    "pairs": (lambda s, b, h, q, k: torch.sin(s) * PAIRS[h, q, k], ["Each"]),
-    "not distances": (lambda s, b, h, q, k: s + DISTANCES[h, q - 2 * k], ["Each"]),
-    "ids": (lambda s, b, h, q, k: s + HEADS[IDS[q]] * HEADS[IDS[q - k]], ["Query", "Distance"]),
-    "by score": (lambda s, b, h, q, k: s + HEADS[s.to(torch.int64).clamp(0, 3)], ["Each"]),
+    "distance": (lambda s, b, h, q, k: s + DISTANCES[h, q - k + SK], ["Distance"], False),
+    "T5": (lambda s, b, h, q, k: s + BUCKETS[bucket(q - k), h], ["Distance"], False),
+    "beyond": (lambda s, b, h, q, k: s + DISTANCES[h, 3 * (k - q)], ["Distance"], False),
+    "compared": (lambda s, b, h, q, k: s + HEADS[torch.where(k > q, 1, h)], ["Distance"], False),
+    "slopes": (lambda s, b, h, q, k: s - HEADS[h] * abs(q - k), ["Head"], False),
+    "temperature": (lambda s, b, h, q, k: s * HEADS[h] * NUMBER, ["Head", "Head"], True),
+    "cap": (lambda s, b, h, q, k: NUMBER * torch.tanh(s / NUMBER), ["Head"], True),
+    "rows, keys": (lambda s, b, h, q, k: s + ROWS[b, q] * KEYS[b, k], ["Query", "Key"], False),
+    "pairs": (lambda s, b, h, q, k: torch.sin(s) * PAIRS[h, q, k], ["Each"], True),
+    "not distances": (lambda s, b, h, q, k: s + DISTANCES[h, q - 2 * k], ["Each"], False),
+    "ids": (
+        lambda s, b, h, q, k: s + HEADS[IDS[q]] * HEADS[IDS[q - k]],
+        ["Query", "Distance"],
+        False,
+    ),
+    "by score": (lambda s, b, h, q, k: s + HEADS[s.to(torch.int64).clamp(0, 3)], ["Each"], True),
 }
 
 
@@ -72,7 +75,7 @@ def traced(name):
 
 
 # As a kernel calls them: where logits share an element, with one index for all of them.
-RUN = """
+ADD = """
 template <int j, class Mod>
 void add{n}(Mod const& mod, float score, float g, int b, int h, int q, int k) {{
   if constexpr (j < Mod::kSums) {{
@@ -86,34 +89,25 @@ void add{n}(Mod const& mod, float score, float g, int b, int h, int q, int k) {{
     add{n}<j + 1>(mod, score, g, b, h, q, k);
   }}
 }}
-extern "C" void run{n}(float const* score, float const* g, Mod{n} const* mod) {{
-  int i = 0;
-  for (int b = 0; b < {B}; ++b)
-    for (int h = 0; h < {H}; ++h)
-      for (int q = 0; q < {SQ}; ++q)
-        for (int k = 0; k < {SK}; ++k, ++i) add{n}<0>(*mod, score[i], g[i], b, h, q, k);
-}}
 """
-HEAD = "#include <cmath>\n#include <cstdint>\n#define CA_HOST_DEVICE\n"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The C++ of all functions, compiled by one call of g++, and their sources."""
-    folder = tmp_path_factory.mktemp("captures")
-    text, sources = [HEAD, cpp.PRELUDE], {}
+    """The C++ of all functions, and their sources."""
+    parts, sources = [], {}
     for n, name in enumerate(SCORES):
         graph, found = traced(name)
         functions = {"score": graph.result, "grad": found.score}
         sources[name] = graph, cpp.source(graph, functions, f"Mod{n}", found)
-        text += [sources[name][1].text, RUN.format(n=n, B=B, H=H, SQ=SQ, SK=SK)]
-    (folder / "mods.cpp").write_text("".join(text))
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, folder / "mods.so", folder / "mods.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "mods.so")), sources
+        arguments = f"float const* score, float const* g, Mod{n} const* mod"
+        body = f"add{n}<0>(*mod, score[i], g[i], b, h, q, k);"
+        run = on_cpu.for_logits(f"run{n}", arguments, (B, H, SQ, SK), body)
+        parts += [sources[name][1].text, ADD.format(n=n), run]
+    return on_cpu.library(tmp_path_factory.mktemp("captures"), parts), sources
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@on_cpu.needs_gxx
 @pytest.mark.parametrize("name", SCORES)
 def test_sums_are_torchs_gradients(name, library):
     compiled, sources = library
@@ -121,10 +115,8 @@ def test_sums_are_torchs_gradients(name, library):
     score = random(B, H, SQ, SK, seed=11) * 2
     grad = random(B, H, SQ, SK, seed=12)
     sums = [torch.zeros(graph.captures[i].shape) for i in source.sums]
-    operands = cpp.packed(source, sums)
-    getattr(compiled, f"run{list(SCORES).index(name)}")(
-        ctypes.c_void_p(score.data_ptr()), ctypes.c_void_p(grad.data_ptr()), operands
-    )
+    run = getattr(compiled, f"run{list(SCORES).index(name)}")
+    run(on_cpu.pointer(score), on_cpu.pointer(grad), cpp.packed(source, sums))
     captures = [graph.captures[i] for i in source.sums]
     index = torch.meshgrid(*map(torch.arange, score.shape), indexing="ij")
     leaves = [x.detach().requires_grad_() for x in captures]
@@ -138,24 +130,9 @@ def test_sums_are_torchs_gradients(name, library):
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_spread(name):
+def test_what_kernels_know_of_the_gradients(name):
     graph, found = traced(name)
-    text = cpp.source(graph, {"grad": found.score}, of=found).text
-    (spread,) = re.findall(r"kSpread\[\] = \{(.*)\}", text)
-    assert spread == ", ".join(map(kind_of, SCORES[name][1]))
-
-
-def kind_of(word):
-    return "kEach" if word == "Each" else f"kPer{word}"
-
-
-@pytest.mark.parametrize(
-    ("name", "reads"),
-    [("T5", False), ("slopes", False), ("rows, keys", False), ("pairs", True), ("cap", True),
-     ("temperature", True), ("by score", True)],
-)  # fmt: skip
-def test_only_functions_of_the_score_recompute_it(name, reads):
-    graph, found = traced(name)
+    _, words, reads_score = SCORES[name]
     text = cpp.source(graph, {"grad": found.score}, of=found).text
     kinds = ", ".join("kEach" if x == "Each" else f"kPer{x}" for x in words)
     assert f"kSpread[] = {{{kinds}}};" in text

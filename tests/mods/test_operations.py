@@ -1,13 +1,10 @@
 """The table of operations: C++ by g++ and derivatives, each against torch."""
 
-import ctypes
-import shutil
-import subprocess
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import on_cpu  # noqa: E402
 from cutlass_attn._mods import cpp  # noqa: E402
 from cutlass_attn._mods.derivative import derivative  # noqa: E402
 from cutlass_attn._mods.graph import evaluate  # noqa: E402
@@ -166,21 +163,6 @@ def test_derivative_at_ties_is_torchs():
         torch.testing.assert_close(result, due)
 
 
-RUN = """
-extern "C" void run{n}({type}* out, float* gradient, float const* score, Mod{n} const* mod, int B,
-                       int H, int Q, int K) {{
-  int64_t i = 0;
-  for (int b = 0; b < B; ++b)
-    for (int h = 0; h < H; ++h)
-      for (int q = 0; q < Q; ++q)
-        for (int k = 0; k < K; ++k, ++i) {{ {call} }}
-}}
-"""
-SCORE = "out[i] = mod->apply(score[i], b, h, q, k); gradient[i] = mod->grad(score[i], b, h, q, k);"
-MASK = "out[i] = mod->apply(b, h, q, k);"
-HEAD = "#include <cmath>\n#include <cstdint>\n#define CA_HOST_DEVICE\n"
-
-
 def masked(b, h, q, k):
     return (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3)
 
@@ -203,62 +185,27 @@ def graph_and_source(name):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """All of them, compiled by one call of g++."""
-    folder = tmp_path_factory.mktemp("mods")
-    text = [HEAD, cpp.PRELUDE]
+    shape, parts = (B, H, SQ, SK), []
     for n, name in enumerate(MODS):
-        is_mask = name == "masked"
-        call, kind = (MASK, "bool") if is_mask else (SCORE, "float")
-        text += [graph_and_source(name)[1].text, RUN.format(n=n, type=kind, call=call)]
-    (folder / "mods.cpp").write_text("".join(text))
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, folder / "mods.so", folder / "mods.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "mods.so"))
+        parts += [graph_and_source(name)[1].text]
+        if name == "masked":
+            arguments, body = f"bool* out, Mod{n} const* mod", "out[i] = mod->apply(b, h, q, k);"
+            parts += [on_cpu.for_logits(f"run{n}", arguments, shape, body)]
+        else:
+            parts += [on_cpu.values(n, shape)]
+    return on_cpu.library(tmp_path_factory.mktemp("mods"), parts)
 
 
-def run(library, name, dtype=torch.float32):
+def run(library, name):
     """(result, gradient) by C++ and by torch's evaluation of the graph."""
     graph, source, functions = graph_and_source(name)
     score, *index = operands()
-    out, gradient = torch.empty_like(score, dtype=dtype), torch.zeros_like(score)
-    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
-    function = getattr(library, f"run{list(MODS).index(name)}")
-    function(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
-    due = [
-        evaluate(graph, x, variables(score, *index)).expand(score.shape) for x in functions.values()
-    ]
-    return (out, gradient), due
+    found = on_cpu.run_values(library, list(MODS).index(name), source, score)
+    due = (evaluate(graph, x, variables(score, *index)) for x in functions.values())
+    return found, [x.expand(score.shape) for x in due]
 
 
-def packed(source):
-    """The members of the struct, in order."""
-    members = []
-    for i, x in enumerate(source.captures):
-        rank = max(x.dim(), 1)
-
-        class Captured(ctypes.Structure):
-            _fields_ = [
-                ("data", ctypes.c_void_p),
-                ("stride", ctypes.c_int64 * rank),
-                ("size", ctypes.c_int32 * rank),
-            ]
-
-        value = Captured(x.data_ptr(), (*x.stride(),) or (0,), (*x.shape,) or (1,))
-        members.append((f"t{i}", Captured, value))
-    for name, kind, values in (
-        ("i", ctypes.c_int32, source.ints),
-        ("f", ctypes.c_float, source.floats),
-    ):
-        if values:
-            members.append((name, kind * len(values), (kind * len(values))(*values)))
-    mod = type("Mod", (ctypes.Structure,), {"_fields_": [x[:2] for x in members]})
-    return mod(*(x[2] for x in members))
-
-
-needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-
-
-@needs_gxx
+@on_cpu.needs_gxx
 @pytest.mark.parametrize("name", SCORES)
 def test_cpp(name, library):
     (out, gradient), (_, of_score) = run(library, name)
@@ -267,18 +214,22 @@ def test_cpp(name, library):
     torch.testing.assert_close(gradient, of_score, rtol=1e-4, atol=1e-4)
 
 
-@needs_gxx
+@on_cpu.needs_gxx
 def test_cpp_reads_nothing_beyond_a_tensor(library):
     (out, _), (due, _) = run(library, "beyond")
     assert torch.equal(out, due)
 
 
-@needs_gxx
+@on_cpu.needs_gxx
 def test_cpp_of_a_mask(library):
-    (out, _), (due,) = run(library, "masked", torch.bool)
-    assert torch.equal(out, due)
-    _, b, h, q, k = operands()
-    assert torch.equal(out, masked(b, h, q, k))
+    out = torch.empty(B, H, SQ, SK, dtype=torch.bool)
+    graph, source, _ = graph_and_source("masked")
+    function = getattr(library, f"run{list(MODS).index('masked')}")
+    function(on_cpu.pointer(out), cpp.packed(source))
+    score, *index = operands()
+    due = evaluate(graph, graph.result, variables(score, *index))
+    assert torch.equal(out, due.expand(out.shape))
+    assert torch.equal(out, masked(*index))
 
 
 def test_numbers_are_no_part_of_the_text():

@@ -1,16 +1,14 @@
 """attention() with random functions: results and all gradients against the formula in float64."""
 
-import ctypes
 import math
 import random
-import shutil
-import subprocess
 
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.9")
 
 import cutlass_attn  # noqa: E402
+import on_cpu  # noqa: E402
 from cutlass_attn._mods import cpp  # noqa: E402
 from cutlass_attn._mods.derivative import derivative  # noqa: E402
 from cutlass_attn._mods.graph import evaluate  # noqa: E402
@@ -132,39 +130,20 @@ def test_under_torch_compile(seed, tables):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-RUN = """
-extern "C" void run{n}(float* out, float* gradient, float const* score, Mod{n} const* mod) {{
-  int i = 0;
-  for (int b = 0; b < {B}; ++b)
-    for (int h = 0; h < {HQ}; ++h)
-      for (int q = 0; q < {SQ}; ++q)
-        for (int k = 0; k < {SK}; ++k, ++i) {{
-          out[i] = mod->apply(score[i], b, h, q, k);
-          gradient[i] = mod->grad(score[i], b, h, q, k);
-        }}
-}}
-"""
-HEAD = "#include <cmath>\n#include <cstdint>\n#define CA_HOST_DEVICE\n"
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The C++ of all seeds, compiled by one call of g++, with the graphs."""
-    folder = tmp_path_factory.mktemp("mods")
-    text, graphs = [HEAD, cpp.PRELUDE], {}
+    """The C++ of all seeds, with the graphs."""
+    parts, graphs = [], {}
     for n in SEEDS:
         graph = trace(function(texts(n)[0]), "score_mod")
         roots = {"apply": graph.result, "grad": derivative(graph).score}
         source = cpp.source(graph, roots, f"Mod{n}")
         graphs[n] = graph, source, roots
-        text += [source.text, RUN.format(n=n, B=B, HQ=HQ, SQ=SQ, SK=SK)]
-    (folder / "mods.cpp").write_text("".join(text))
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, folder / "mods.so", folder / "mods.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "mods.so")), graphs
+        parts += [source.text, on_cpu.values(n, (B, HQ, SQ, SK))]
+    return on_cpu.library(tmp_path_factory.mktemp("mods"), parts), graphs
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@on_cpu.needs_gxx
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cpp(seed, library):
     """What a GPU's kernel is compiled with, in float32. Where a comparison of two floats is decided
@@ -173,9 +152,7 @@ def test_cpp(seed, library):
     graph, source, roots = graphs[seed]
     shape = (B, HQ, SQ, SK)
     score = torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float32)
-    out, gradient = torch.empty_like(score), torch.empty_like(score)
-    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
-    getattr(compiled, f"run{seed}")(*pointers, cpp.packed(source))
+    out, gradient = on_cpu.run_values(compiled, seed, source, score)
     index = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
     variables = dict(zip("bhqk", index))
     for found, root in zip((out, gradient), roots.values(), strict=True):

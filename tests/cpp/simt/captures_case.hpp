@@ -6,21 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "backward_case.hpp"
-#include "core/vector.hpp"
+#include "score_mod_case.hpp"
 
 namespace captures {
 
-using namespace cutlass_attn;
-using backward_case::Case;
-using backward_case::Solved;
-using cutlass::half_t;
+using namespace score_mod_case;
 
-namespace mods {
-#include "score_mods.inc"
-}
-
-inline constexpr int kOffset = 3, kMiddle = 20, kDistances = 90;
+inline constexpr int kMiddle = 20, kDistances = 90;
 
 // A captured tensor, the sums of its gradients by a kernel, and in fp64.
 template <int kRank>
@@ -36,17 +28,8 @@ struct Tensor {
     exact.assign(count, 0.0), magnitude.assign(count, 0.0);
   }
   void add_exact(size_t i, double x) { exact[i] += x, magnitude[i] += std::fabs(x); }
-  mods::Captured<float, kRank> of(std::vector<float> const& x) const {
-    mods::Captured<float, kRank> result{x.data(), {}, {}};
-    int64_t stride = 1;
-    for (int d = kRank - 1; d >= 0; --d) {
-      result.size[d] = size[d], result.stride[d] = stride;
-      stride *= size[d];
-    }
-    return result;
-  }
-  auto read() const { return of(values); }
-  auto add() const { return of(sums); }
+  auto read() const { return captured(values.data(), size); }
+  auto add() const { return captured(sums.data(), size); }
 };
 
 // A logit, and the gradient of it.
@@ -180,16 +163,9 @@ void check_kernel(Case what) {
   Mod* const which = nullptr;
   call.for_logits([&](Logit const& x) { add(call, x, which); });
   Mod const mod = make(call, which);
-  UserScoreMod const user{"test", &mod, int32_t(sizeof mod)};
-  int64_t const bytes = Kernel::Params::workspace_bytes(call.p, {}, facts_of<Kernel>());
-  std::vector<Vector16> words(size_t(bytes) / 16 + 17,
-                              Vector16{0xaaaaaaaaaaaaaaaa, 0xaaaaaaaaaaaaaaaa});
-  RunOptions options;
-  auto const address = reinterpret_cast<uintptr_t>(words.data());
-  options.workspace = {reinterpret_cast<char*>(words.data()) + (256 - address % 256), bytes};
-  options.score_mod = &user;
-  using Mine = Score<Terms..., ScoreMod<Mod, typename Kernel::Params>>;
-  Status const status = simt::launch_with_pre_post_on_host<Kernel, Mine>(call.p, options);
+  Memory memory(Kernel::Params::workspace_bytes(call.p, {}, facts_of<Kernel>()), mod);
+  using Mine = ScoreOf<Kernel, Mod, Terms...>;
+  Status const status = simt::launch_with_pre_post_on_host<Kernel, Mine>(call.p, memory.options);
   // With NaN keys in a tile that has other keys, only these gradients are numbers.
   std::string error = !status.ok() ? status.message : what.nan_keys > 0 ? "" : call.verdict();
   if (status.ok()) {

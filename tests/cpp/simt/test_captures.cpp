@@ -9,24 +9,6 @@ using backward_case::Tile;
 
 namespace {
 
-Case plain() {
-  Case c;
-  c.name = "ragged, grouped heads", c.seqlen_q = 70, c.seqlen_k = 70 + kOffset, c.batch = 2;
-  c.heads_q = 4, c.heads_kv = 2;
-  return c;
-}
-Case masked() {
-  Case c = plain();
-  c.name = "causal, sinks, gradient of LSE", c.mask = backward_case::causal();
-  c.has_sinks = c.has_grad_lse = true;
-  return c;
-}
-Case rows_without_keys() {
-  Case c = masked();
-  c.name = "rows without keys, large scores", c.seqlen_q = 100, c.seqlen_k = 60, c.batch = 1;
-  c.has_sinks = false, c.magnitude = 4;
-  return c;
-}
 Case nan_keys() {
   Case c = plain();
   c.name = "keys that are NaN and that no query sees", c.batch = 1;

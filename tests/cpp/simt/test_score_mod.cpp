@@ -6,37 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "core/score.hpp"
-#include "core/vector.hpp"
-#include "simt/backward_case.hpp"
+#include "score_mod_case.hpp"
 #include "sm80/backward.hpp"
 #include "sm80/forward.hpp"
 #include "sm90/forward.hpp"
 
-using namespace cutlass_attn;
-using backward_case::Case;
-using backward_case::Solved;
-using cutlass::half_t;
-
-namespace mods {
-#include "score_mods.inc"
-}
+using namespace score_mod_case;
 
 namespace {
 
 constexpr float kCap = 2.5f;
-constexpr int kOffset = 3;
-
-template <class T, size_t kRank>
-auto captured(std::vector<T> const& x, int32_t const (&size)[kRank]) {
-  mods::Captured<T, kRank> result{x.data(), {}, {}};
-  int64_t stride = 1;
-  for (int d = kRank - 1; d >= 0; --d) {
-    result.size[d] = size[d], result.stride[d] = stride;
-    stride *= size[d];
-  }
-  return result;
-}
 
 // A call with terms, and the call with a function in place of the terms.
 struct WithMod : Solved<half_t> {
@@ -48,17 +27,14 @@ struct WithMod : Solved<half_t> {
     if (!keeps_mask) p.mask.elements = {};
     p.logits.has_score_mod = true;
   }
-  auto slopes() const { return captured(alibi, {int32_t(c.heads_q)}); }
-  auto table() const {
-    return captured(bias, {int32_t(c.heads_q), int32_t(c.seqlen_q), int32_t(c.seqlen_k)});
-  }
-  auto seen() const {
-    auto const bytes =
-        captured(visible, {int32_t(c.heads_q), int32_t(c.seqlen_q), int32_t(c.seqlen_k)});
-    mods::Captured<bool, 3> result{reinterpret_cast<bool const*>(bytes.data), {}, {}};
-    std::memcpy(result.stride, bytes.stride, sizeof result.stride);
-    std::memcpy(result.size, bytes.size, sizeof result.size);
-    return result;
+  auto slopes() const { return captured(alibi.data(), {int32_t(c.heads_q)}); }
+  auto table() const { return of_logits(bias.data()); }
+  auto seen() const { return of_logits(reinterpret_cast<bool const*>(visible.data())); }
+
+ private:
+  template <class T>
+  mods::Captured<T, 3> of_logits(T const* data) const {
+    return captured(data, {int32_t(c.heads_q), int32_t(c.seqlen_q), int32_t(c.seqlen_k)});
   }
 };
 
@@ -78,24 +54,6 @@ Case case_of(mods::All*, Case c) {
   c.softcap = kCap, c.has_alibi = c.has_bias = c.has_mask = true;
   return c;
 }
-
-template <class Kernel, class Mod, class... Terms>
-using ScoreOf = Score<Terms..., ScoreMod<Mod, typename Kernel::Params>>;
-
-struct Memory {
-  std::vector<Vector16> words;
-  RunOptions options;
-  UserScoreMod mod;
-
-  template <class Mod>
-  Memory(int64_t bytes, Mod const& of)
-      : words(size_t(bytes) / 16 + 17, Vector16{0xaaaaaaaaaaaaaaaa, 0xaaaaaaaaaaaaaaaa}),
-        mod{"test", &of, int32_t(sizeof of)} {
-    auto const address = reinterpret_cast<uintptr_t>(words.data());
-    options.workspace = {reinterpret_cast<char*>(words.data()) + (256 - address % 256), bytes};
-    options.score_mod = &mod;
-  }
-};
 
 template <class Kernel, class Mod, class... Terms>
 void check_forward(Case const& what) {
@@ -134,25 +92,6 @@ void check_backward(Case const& what) {
       simt::launch_with_pre_post_on_host<Kernel, ScoreOf<Kernel, Mod>>(solved.p, memory.options);
   std::string const error = status.ok() ? solved.verdict() : status.message;
   if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
-}
-
-// seqlen_k - seqlen_q is kOffset, where ALiBi has its diagonal.
-Case plain() {
-  Case c;
-  c.name = "ragged, grouped heads", c.seqlen_q = 70, c.seqlen_k = 70 + kOffset, c.batch = 2;
-  return c;
-}
-Case masked() {
-  Case c = plain();
-  c.name = "causal, sinks, gradient of LSE", c.mask = backward_case::causal();
-  c.has_sinks = c.has_grad_lse = true;
-  return c;
-}
-Case rows_without_keys() {
-  Case c = masked();
-  c.name = "rows without keys, large scores", c.seqlen_q = 100, c.seqlen_k = 60;
-  c.has_sinks = false, c.magnitude = 4;
-  return c;
 }
 
 using Sm80 = sm80::Forward<half_t, TileShape<64, 64, 64, 64, 4>>;
