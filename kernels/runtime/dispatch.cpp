@@ -44,25 +44,24 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
-// The tiles of a KV head and a sequence, which is taken to have the mean length. wgmma kernels
-// pack heads only if their number divides the rows of a copy.
+// The tiles of a KV head and a sequence, which is taken to have the mean length.
 struct HeadTiles {
-  static constexpr int kRowsOfCopy = 64;
-  int64_t tiles, least;  // least: if all heads were packed
-  float fill;            // share of the tiles' rows that exist
+  float fill = 1.0f;     // share of the tiles' rows that exist
+  float repeats = 1.0f;  // tiles, over those with packed heads
 
+  // wgmma kernels pack heads only if their number divides the rows of a copy.
   HeadTiles(Variant const& variant, Problem const& p) {
-    int64_t const group = p.num_heads_q / std::max(p.num_heads_kv, 1), m = variant.block_m;
-    bool const is_packed = p.seq_q.cu_seqlens != nullptr;
-    int64_t const queries = is_packed ? p.seq_q.rows() / std::max(p.batch, 1) : p.seq_q.seqlen;
-    int64_t heads = TileScheduler::heads_of_tile(p, int(m));
-    bool const copies_heads = std::string_view(variant.kernel->arch) == "90a";
-    if (copies_heads && kRowsOfCopy % heads != 0) heads = 1;
-    int64_t const rows = queries * heads;
-    tiles = (rows + m - 1) / m;
-    fill = tiles > 0 ? float(rows) / float(tiles * m) : 1.0f;
-    tiles *= group / heads;
-    least = (queries * group + m - 1) / m;
+    constexpr int kRowsOfCopy = 64;
+    int const group = p.num_heads_q / std::max(p.num_heads_kv, 1), m = variant.block_m;
+    bool const has_offsets = p.seq_q.cu_seqlens != nullptr;
+    int64_t const queries = has_offsets ? p.seq_q.rows() / std::max(p.batch, 1) : p.seq_q.seqlen;
+    auto const tiles_of = [&](int heads) { return (queries * heads + m - 1) / m; };
+    int const packed = TileScheduler::heads_of_tile(p, m);
+    bool const is_wgmma = std::string_view(variant.kernel->arch) == "90a";
+    int const heads = is_wgmma && kRowsOfCopy % packed != 0 ? 1 : packed;
+    if (queries == 0 || group == 0) return;
+    fill = float(queries * heads) / float(tiles_of(heads) * m);
+    repeats = float(tiles_of(heads) * (group / heads)) / float(tiles_of(packed) * (group / packed));
   }
 };
 
@@ -93,10 +92,7 @@ constexpr Counted kCounts[] = {
     {&CallRanges::fill, "tiles that are full to %s",
      [](Variant const& v, Problem const& p, DeviceInfo const&) { return HeadTiles(v, p).fill; }},
     {&CallRanges::repeats, "keys that are read %s times",
-     [](Variant const& v, Problem const& p, DeviceInfo const&) {
-       HeadTiles const tiles(v, p);
-       return float(tiles.tiles) / float(std::max<int64_t>(tiles.least, 1));
-     }},
+     [](Variant const& v, Problem const& p, DeviceInfo const&) { return HeadTiles(v, p).repeats; }},
 };
 
 bool is_any(CallRanges::Range const& range) { return range.from <= 0 && range.below == kUnlimited; }

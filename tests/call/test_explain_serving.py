@@ -520,3 +520,14 @@ def test_which_kernel_runs_few_tiles(d, options, kernel):
     if explanation.chosen is None:
         pytest.skip("this build has no GPU kernels")
     assert explanation.chosen.kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"), [((64, 8, 64, 128), "sm90"), ((32, 12, 64, 64), "sm90/split_keys")]
+)
+def test_which_kernel_runs_many_short_rows(shape, kernel):
+    q = torch.empty(*shape, device="meta", dtype=torch.bfloat16)
+    explanation = explain(q, q, q, device="sm_90")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == kernel
