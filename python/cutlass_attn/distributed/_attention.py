@@ -182,7 +182,9 @@ def _fields(
         fields[f"{name}.dtype"] = str(x.dtype)
         fields[f"{name}.device"] = x.device.type
         fields[f"{name}.requires_grad"] = needs_gradient
-    names = ("band", "attention_chunk", "softmax_scale", "softcap", "deterministic")
+    # Not causal and window themselves: different ones may be equal masks.
+    fields["the mask of causal and window, as (left, right),"] = tuple(terms.band)
+    names = ("attention_chunk", "softmax_scale", "softcap", "deterministic")
     fields |= {name: getattr(terms, name) for name in names}
     return fields | {
         "layout": call.layout,
