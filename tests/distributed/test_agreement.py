@@ -197,3 +197,21 @@ def test_one_rank_is_attention(alone):
         plan.shard(q, 1)
     with pytest.raises(TypeError, match="q must be a torch tensor, got ndarray"):
         context_attention(np.zeros((1, H, S, D)), k, v, plan)
+
+
+def test_unshard_takes_the_rows_of_a_rank(alone):
+    plan = ContextPlan(seqlen=6)
+    x = torch.randn(1, 8, 6, 2)
+    assert torch.equal(plan.unshard(plan.shard(x, 2), 2), x)
+    due = r"x must have 6 rows, plan.local_rows, in dimension {}, got shape \({}, 2\)"
+    with pytest.raises(ValueError, match=due.format(1, "1, 8, 6")):
+        plan.unshard(x, 1)
+    for rows in (5, 8):
+        with pytest.raises(ValueError, match=due.format(-2, f"1, 8, {rows}")):
+            plan.unshard(torch.randn(1, 8, rows, 2), -2)
+
+
+def test_positions_are_on_the_host_whatever_the_default_device(alone):
+    plan = ContextPlan(seqlen=6)
+    with torch.device("meta"):
+        assert plan.positions.tolist() == [0, 1, 2, 3, 4, 5]

@@ -117,6 +117,11 @@ class ContextPlan:
     def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The whole sequence on every rank, from each rank's rows in dimension `dim`: the inverse
         of `shard`. A collective call; it has no gradient."""
+        if x.shape[dim] != self.local_rows:
+            raise ValueError(
+                f"x must have {self.local_rows} rows, plan.local_rows, in dimension {dim}, got "
+                f"shape {tuple(x.shape)}"
+            )
         x = x.detach().movedim(dim, 0)
         for group in self.groups:
             whole, work = all_gather(x, group)
@@ -172,7 +177,8 @@ class ContextPlan:
         return steps
 
     def _positions(self, outer_rank: int, inner_rank: int) -> torch.Tensor:
-        rows = torch.cat([torch.arange(x.start, x.stop) for x in self.chunks(outer_rank)])
+        chunks = self.chunks(outer_rank)
+        rows = torch.cat([torch.arange(x.start, x.stop, device="cpu") for x in chunks])
         return rows[inner_rank * self.local_rows : (inner_rank + 1) * self.local_rows]
 
 
