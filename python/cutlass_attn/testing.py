@@ -108,6 +108,9 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     Returns:
         bool array of `shape`: True = kept. Kept weights are divided by ``kept_share(dropout_p)``.
 
+    Raises:
+        ValueError: rng_state does not have two numbers.
+
     The algorithm: Philox of 4 words (Salmon et al., SC 2011) with 10 rounds turns the counter (low
     and high word of the offset, 0, 0) and the key (low and high word of the seed) into a state.
     With 7 rounds and key 0 it turns (key without bits 0, 3 and 4, query without bit 3, batch * Hq +
@@ -118,6 +121,11 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     is compared with ``2**15 * min(dropout_p, 1 - dropout_p)``, rounded: weights below it are
     dropped if dropout_p is at most 1/2, and kept otherwise.
     """
+    given = tuple(np.shape(rng_state))
+    if given != (2,):
+        raise ValueError(f"rng_state must have shape (2,), a seed and an offset, got {given}")
+    if hasattr(rng_state, "cpu"):  # a torch tensor: those of uint64 have no int()
+        rng_state = rng_state.cpu().numpy()
     seed, offset = (int(x) % 2**64 for x in rng_state)
     batch, heads, seqlen_q, seqlen_k = shape
     keys = np.arange(seqlen_k)[None, None, :]

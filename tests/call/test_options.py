@@ -175,6 +175,18 @@ def test_kept_share_is_what_was_asked_for(dropout_p):
     assert abs(share - (1 - dropout_p)) <= 2**-16 or dropout_p == share == 1.0
 
 
+def test_dropout_mask_takes_the_states_of_a_call():
+    """Signed or not, of torch or numpy; and refuses other shapes as a call does."""
+    shape = (1, 2, 3, 40)
+    due = testing.dropout_mask((5, 2**64 - 1), shape, 0.5)
+    state = torch.tensor([5, 2**64 - 1], dtype=torch.uint64)
+    for given in (state, state.numpy(), torch.tensor([5, -1])):
+        assert (testing.dropout_mask(given, shape, 0.5) == due).all()
+    for given in (torch.tensor([[5, 7]]), [5], 5):
+        with pytest.raises(ValueError, match=r"rng_state must have shape \(2,\), a seed and"):
+            testing.dropout_mask(given, shape, 0.5)
+
+
 @pytest.mark.parametrize("dropout_p", [1e-3, 0.1, 0.5, 0.9])
 def test_dropout_statistics(dropout_p):
     """Rates over everything, per key and per query, and of neighbours, within 5 sigma; how often a
