@@ -457,6 +457,31 @@ def test_kvcache_defaults():
     assert_close(call(q, cache[:2], cache[:2], cache_leftpad=pad), oracle(q, late, late)[0])
 
 
+PAGES = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+COMPILED = {
+    "cache": lambda q, cache, lengths: flash_attn.flash_attn_with_kvcache(
+        q, cache, cache, cache_seqlens=lengths, causal=True
+    ),
+    "cache in pages": lambda q, cache, lengths: flash_attn.flash_attn_with_kvcache(
+        q, cache, cache, cache_seqlens=lengths, block_table=PAGES
+    ),
+    "packed, pages": lambda q, cache, lengths: flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1), cache, cache, offsets(7, 7), offsets(9, 9), 7, 9, block_table=PAGES
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_lengths_are_read_by_compiled_calls(name):
+    """Not before: values would be guards."""
+    cache, lengths = randn(4, 8, 2, 16), torch.tensor([2, 3], dtype=torch.int32)
+    q = randn(4 if name == "cache" else 2, 7, 4, 16)
+    if name == "cache":
+        lengths = lengths.repeat(2)
+    compiled = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, cache, lengths), COMPILED[name](q, cache, lengths))
+
+
 BAD_TABLES = {
     "a sequence of block_table has -2 keys": lambda t: {"cache_seqlens": -2},
     "has 12 keys but block_table covers 8": lambda t: {"cache_seqlens": 12},

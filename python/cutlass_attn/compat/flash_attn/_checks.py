@@ -1,6 +1,7 @@
 """Checks lengths and block tables against the cache, for CPU tensors.
 
-On a GPU only shapes and dtypes are checked, since reading the values would make the host wait.
+On a GPU only shapes and dtypes are checked, since reading the values would make the host wait; and
+under torch.compile, where there are no values yet.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def check_pages(block_table: torch.Tensor, lengths: torch.Tensor, pages: torch.T
         raise RuntimeError(
             f"block_table has {block_table.shape[0]} rows for a batch of {lengths.shape[0]}"
         )
-    if lengths.device.type != "cpu" or not len(lengths):
+    if not _have_values(lengths):
         return
     page_size = pages.shape[1]
     capacity = block_table.shape[1] * page_size
@@ -40,7 +41,7 @@ def check_pages(block_table: torch.Tensor, lengths: torch.Tensor, pages: torch.T
         raise RuntimeError(f"a sequence of block_table has {shortest} keys")
     if block_table.device.type != "cpu":
         return
-    used = torch.arange(block_table.shape[1]) * page_size < lengths[:, None]
+    used = torch.arange(block_table.shape[1], device="cpu") * page_size < lengths[:, None]
     bad = used & ((block_table < 0) | (block_table >= pages.shape[0]))
     if bad.any():
         row, column = bad.nonzero()[0].tolist()
@@ -52,7 +53,7 @@ def check_pages(block_table: torch.Tensor, lengths: torch.Tensor, pages: torch.T
 
 def check_appended(lengths: torch.Tensor, appended: int, capacity: int) -> None:
     """Raises RuntimeError, which names cache_seqlens. lengths is (B,)."""
-    if lengths.device.type != "cpu" or not len(lengths):
+    if not _have_values(lengths):
         return
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < 0 or longest + appended > capacity:
@@ -61,3 +62,9 @@ def check_appended(lengths: torch.Tensor, appended: int, capacity: int) -> None:
             f"cache_seqlens has {bad}, but the cache has room for {capacity} keys"
             + (f", {appended} of them new" if appended else "")
         )
+
+
+def _have_values(lengths: torch.Tensor) -> bool:
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return len(lengths) > 0
