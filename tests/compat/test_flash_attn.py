@@ -1,5 +1,6 @@
 """compat.flash_attn: the results that flash_attn documents, by an oracle of torch operations."""
 
+import functools
 import inspect
 
 import cutlass_attn
@@ -358,6 +359,15 @@ def test_varlen_of_pages(page):
     )
     due = flash_attn.flash_attn_varlen_func(q, k, v, at_q, at_k, 3, 16, causal=True)
     assert_close(out, due.double())
+
+
+def test_varlen_of_pages_copies_strided_queries():
+    pages = randn(4, 8, 2, 16)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    q = randn(14, 4, 32)[..., ::2]
+    arguments = (pages, pages, offsets(7, 7), offsets(9, 9), 7, 9)
+    call = functools.partial(flash_attn.flash_attn_varlen_func, block_table=table)
+    assert torch.equal(call(q, *arguments), call(q.contiguous(), *arguments))
 
 
 def test_varlen_with_dropout():

@@ -42,11 +42,12 @@ def padded(*operands: Tensor) -> tuple[Tensor, ...]:
     """The operands with head dims padded to a multiple of 8, which fast kernels need."""
     pad = torch.nn.functional.pad
     return tuple(
-        pad(x, (0, -x.shape[-1] % 8))
-        if x.shape[-1] % 8
-        else (x if x.stride(-1) == 1 else x.contiguous())
-        for x in operands
+        pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else with_dense_rows(x) for x in operands
     )
+
+
+def with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def as_flash(lse: Tensor) -> Tensor:

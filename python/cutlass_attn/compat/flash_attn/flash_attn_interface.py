@@ -33,7 +33,7 @@ import cutlass_attn
 
 from ._checks import check_appended, check_pages
 from ._dmask import dropout_record, packed_record
-from ._operands import as_flash, int32, options_of, padded, random_state
+from ._operands import as_flash, int32, options_of, padded, random_state, with_dense_rows
 from ._private import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -191,7 +191,7 @@ def flash_attn_varlen_func(
         options |= {"block_table": block_table, "seqused_k": lengths}
         offsets_k = None
     head_dim = v.shape[-1]
-    operands = (q, k, v) if block_table is not None else padded(q, k, v)
+    operands = padded(q, k, v) if block_table is None else (with_dense_rows(q), k, v)
     varlen: Any = cutlass_attn.attention_varlen
     result = varlen(*operands, cu_seqlens_q, offsets_k, **options)
     if not return_attn_probs:
@@ -353,7 +353,7 @@ def flash_attn_with_kvcache(
     options = options_of(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     decode: Any = cutlass_attn.attention_decode
     result = decode(
-        q if q.stride(-1) == 1 else q.contiguous(),
+        with_dense_rows(q),
         k_cache,
         v_cache,
         lengths,
