@@ -5,6 +5,7 @@ import inspect
 
 import cutlass_attn
 import pytest
+from cutlass_attn import testing
 from pairwise import pairwise
 
 torch = pytest.importorskip("torch")
@@ -178,6 +179,18 @@ def test_dropout_record(seqlen_q, seqlen_k, head_dim):
         softmax = weights * torch.exp(m.masked_fill(m == -INF, 0) - lse_due[..., None])
         due = torch.exp(logits - lse_due[..., None])[..., first : first + block]
         torch.testing.assert_close(softmax, due, rtol=2e-3, atol=1e-4)
+
+
+def test_dropout_record_of_a_compiled_call():
+    q, k = randn(2, 7, 4, 16), randn(2, 9, 2, 16, seed=1)
+
+    def call(q, k):
+        return flash_attn.flash_attn_func(q, k, k, 0.2, return_attn_probs=True)
+
+    out, _, record = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k)
+    kept = ~torch.signbit(record[:, :, :7, :9]) / testing.kept_share(0.2)
+    assert 0 < kept.count_nonzero() < kept.numel()
+    assert_close(out, oracle(q, k, k, kept=kept)[0])
 
 
 def test_dropout_without_record():

@@ -8,6 +8,7 @@ dropout mask on the host: slow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +16,32 @@ import torch
 from cutlass_attn import testing
 
 
+@torch.library.custom_op(
+    "cutlass_attn::dropout_mask",
+    mutates_args=(),
+    schema="(Tensor rng_state, SymInt[] shape, float dropout_p) -> Tensor",
+)
+def _kept(rng_state: torch.Tensor, shape: Sequence[int], dropout_p: float) -> torch.Tensor:
+    """Which weights dropout keeps, of shape (B, Hq, Sq, Sk). An operator, since torch.compile
+    cannot trace its numpy code."""
+    batch, heads, seqlen_q, seqlen_k = shape
+    kept = testing.dropout_mask(rng_state, (batch, heads, seqlen_q, seqlen_k), dropout_p)
+    return torch.from_numpy(kept).to(rng_state.device)
+
+
+@_kept.register_fake
+def _(rng_state: torch.Tensor, shape: Sequence[int], dropout_p: float) -> torch.Tensor:
+    return rng_state.new_empty(shape, dtype=torch.bool)
+
+
 def dropout_record(q: torch.Tensor, k: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     """(B, Hq, Sq, Sk) with both lengths rounded up to 128, in q's dtype.
 
     q is (B, Sq, Hq, D), k (B, Sk, Hkv, D); options are those of `attention`.
     """
-    return _record(q, k, options, _kept(options, q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    kept = _kept(options["rng_state"], shape, options["dropout_p"])
+    return _record(q, k, options, kept)
 
 
 def packed_record(
@@ -36,7 +57,7 @@ def packed_record(
     """
     at_q, at_k = (x.tolist() for x in offsets)
     batch, heads = len(at_q) - 1, q.shape[1]
-    kept = _kept(options, batch, heads, *longest)
+    kept = _kept(options["rng_state"], (batch, heads, *longest), options["dropout_p"])
     record = q.new_zeros(batch, heads, *(_rounded(n) for n in longest))
     for b in range(batch):
         rows, keys = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b + 1])
@@ -47,12 +68,6 @@ def packed_record(
         one = _record(q[None, rows], k[None, keys], options | {"alibi_slopes": slopes}, own)
         record[b, :, : one.shape[2], : one.shape[3]] = one[0]
     return record
-
-
-def _kept(options: dict[str, Any], *shape: int) -> torch.Tensor:
-    """Which weights dropout keeps, (B, Hq, Sq, Sk)."""
-    state = options["rng_state"].cpu().numpy()
-    return torch.from_numpy(testing.dropout_mask(state, shape, options["dropout_p"]))  # type: ignore[arg-type]
 
 
 def _record(
@@ -85,7 +100,7 @@ def _record(
     largest = largest.flip(-2).cummax(-2).values.flip(-2)
     largest = largest.expand(*largest.shape[:-1], _block(head_dim)).flatten(-2)
     weights = torch.exp(padded - largest.masked_fill(largest == -torch.inf, 0))
-    weights[:, :, :seqlen_q, :seqlen_k] *= torch.where(kept.to(q.device), 1.0, -1.0)
+    weights[:, :, :seqlen_q, :seqlen_k] *= torch.where(kept, 1.0, -1.0)
     return weights.to(q.dtype)
 
 
