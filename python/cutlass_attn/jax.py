@@ -10,6 +10,7 @@ are errors of JAX. docs/jax.md is the user's page.
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ __all__ = ["attention"]
 for (_name, _platform), _handler in _C.jax_handlers().items():
     jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
+_ONE = np.zeros((1, 1, 1, 1), np.float32)
 _DTYPES = ("float16", "bfloat16", "float32")
 Window = int | tuple[int | None, int | None] | None
 
@@ -82,29 +84,46 @@ def attention(
         log-sum-exp, natural, (B, Hq, Sq) float32: -inf for a query that sees no key.
 
     Raises:
+        TypeError: a keyword has a wrong type.
         ValueError: a shape, a dtype or a keyword is not allowed.
         XlaRuntimeError: when it runs: no kernel takes the call on this device, or CUDA reported an
             error.
     """
-    if layout not in ("bhsd", "bshd"):
-        raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
-    if attention_chunk is not None and attention_chunk < 1:
-        raise ValueError(f"attention_chunk must be 1 or more, got {attention_chunk}")
+    _check_keywords(
+        causal=causal,
+        window=window,
+        attention_chunk=attention_chunk,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        layout=layout,
+        deterministic=deterministic,
+        return_lse=return_lse,
+    )
     q, k, v = (jnp.asarray(x) for x in (q, k, v))
     _check(q, k, v, layout)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    left, right = window if isinstance(window, tuple) else (window, window)
+    left, right = window if isinstance(window, (tuple, list)) else (window, window)
     options = _Options(
-        causal=bool(causal),
-        window_left=-1 if left is None else int(left),
-        window_right=-1 if causal or right is None else int(right),
-        attention_chunk=0 if attention_chunk is None else int(attention_chunk),
+        causal=causal,
+        window_left=_side(left),
+        window_right=-1 if causal else _side(right),
+        attention_chunk=0 if attention_chunk is None else operator.index(attention_chunk),
         softmax_scale=scale,
         softcap=float(softcap),
         bshd=layout == "bshd",
-        deterministic=bool(deterministic),
+        deterministic=deterministic,
     )
     return _with_lse(q, k, v, options) if return_lse else _without_lse(q, k, v, options)
+
+
+def _check_keywords(**keywords: Any) -> None:
+    """Raises the errors of `cutlass_attn.attention`, by a call of arrays that fit any keywords."""
+    _C.describe(_ONE, _ONE, _ONE, keywords)
+
+
+def _side(keys: Any) -> int:
+    """One side of a window as an attribute of 32 bits; -1 is unlimited."""
+    return -1 if keys is None else min(operator.index(keys), 2**31 - 1)
 
 
 def _check(q: jax.Array, k: jax.Array, v: jax.Array, layout: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import backward_reference
+import cutlass_attn
 import numpy as np
 import pytest
 import reference
@@ -189,7 +190,10 @@ def test_nothing(device, shape):
         ({2: (2, 1, 11, 32)}, {}, "v has 1 heads, k has 2"),
         ({1: (2, 3, 11, 32), 2: (2, 3, 11, 32)}, {}, "numbers that divide the 4 of q"),
         ({}, {"layout": "sbhd"}, 'layout must be "bhsd" or "bshd", got \'sbhd\''),
-        ({}, {"attention_chunk": 0}, "attention_chunk must be 1 or more, got 0"),
+        ({}, {"attention_chunk": 0}, "attention_chunk is 0, allowed: 1 to 268435456 keys"),
+        ({}, {"window": (-2, 0)}, "window counts keys: 0 or more, -1 or None for all"),
+        ({}, {"window": (1, 2, 3)}, "window must be an int or a pair (left, right)"),
+        ({}, {"softcap": 1e6}, "softcap is 1e+06, allowed: up to 4096"),
     ],
 )
 def test_errors(change, options, message):
@@ -198,6 +202,34 @@ def test_errors(change, options, message):
         jax.eval_shape(
             lambda *x: attention(*x, **options), *(jnp.zeros(shapes[i]) for i in range(3))
         )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 3.7},
+        {"window": True},
+        {"window": "a"},
+        {"attention_chunk": 3.7},
+        {"causal": "no"},
+        {"deterministic": 1},
+        {"softcap": "3"},
+    ],
+    ids=str,
+)
+def test_types_are_those_of_the_torch_function(options):
+    x = np.zeros((1, 1, 4, 8), np.float32)
+    with pytest.raises(TypeError) as due:
+        cutlass_attn.attention(x, x, x, **options)
+    with pytest.raises(TypeError, match=re.escape(str(due.value))):
+        attention(*[jnp.asarray(x)] * 3, **options)
+
+
+@pytest.mark.parametrize("window", [[3, 0], (2**40, 0), (None, 2)], ids=str)
+def test_windows(window):
+    parts = values("float32")[:3]
+    due = cutlass_attn.attention(*parts, window=window)
+    np.testing.assert_allclose(attention(*arrays(parts, "float32"), window=window), due, atol=1e-6)
 
 
 def test_dtypes():
@@ -209,9 +241,9 @@ def test_dtypes():
 
 
 def test_errors_of_the_library():
-    x = jnp.zeros((1, 1, 4, 8))
-    with pytest.raises(Exception, match="cutlass_attn: softcap"):
-        jax.block_until_ready(attention(x, x, x, softcap=1e6))
+    x = jnp.zeros((1, 1, 4, 600))
+    with pytest.raises(Exception, match=r"cutlass_attn: .*head"):
+        jax.block_until_ready(attention(x, x, x))
 
 
 PAIRS = """
