@@ -423,6 +423,9 @@ def test_route_leaves_other_devices():
 def test_route_errors():
     with pytest.raises(ValueError, match="devices must be"), sdpa.route(devices=("tpu",)):
         pass
+    due = 'devices must be a sequence of "cuda" and "cpu", got \'cpu\''
+    with pytest.raises(ValueError, match=due), sdpa.route(devices="cpu"):
+        pass
     with (
         sdpa.route(report=False),
         pytest.raises(RuntimeError, match="open already"),

@@ -338,9 +338,11 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
         The `Report`, which counts while the context lasts.
 
     Raises:
-        ValueError: a device is neither of the two.
+        ValueError: a device is neither of the two, or devices is text.
         RuntimeError: a route is open already.
     """
+    if isinstance(devices, str):
+        raise ValueError(f'devices must be a sequence of "cuda" and "cpu", got {devices!r}')
     for device in devices:
         if device not in ("cpu", "cuda"):
             raise ValueError(f'devices must be of "cuda" and "cpu", got {device!r}')
