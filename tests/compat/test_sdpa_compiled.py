@@ -117,6 +117,20 @@ def test_compiled_code_follows_the_route():
         assert not runs_here(compiled, q)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_compiled_call_is_counted_once(backend, needs_gradient):
+    """AOTAutograd runs it several times when it traces."""
+    compiled = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), backend=backend)
+    with sdpa.route(("cpu",), report=False) as report:
+        for dtype in (torch.float16, torch.float32):
+            q = torch.randn(2, 4, 6, 8, dtype=dtype, requires_grad=needs_gradient)
+            compiled(q)
+            compiled(q)
+    assert report.taken == {"float16, head_dim 8": 1}
+    assert report.passed_on == {"dtype torch.float32": 1}
+
+
 PROGRAM = """
 import contextlib, sys, torch
 from torch.profiler import profile

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 import cutlass_attn
@@ -408,6 +409,8 @@ def _routed(report: Report, cache_tag: str | None) -> Any:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        # Dynamo runs a call once, with fake tensors. AOTAutograd runs it up to twice more.
+        is_counted = not isinstance(query, FunctionalTensor)
         call: Call | str
         cuda = torch.backends.cuda
         if not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled()):
@@ -422,13 +425,15 @@ def _routed(report: Report, cache_tag: str | None) -> Any:
         if isinstance(call, Call):
             try:
                 result = call.run()
-                with counting:
-                    report.taken[call.summary()] += 1
+                if is_counted:
+                    with counting:
+                        report.taken[call.summary()] += 1
                 return result
             except ValueError as error:  # no kernel of this build takes it
                 call = str(error).splitlines()[0]
-        with counting:
-            report.passed_on[call] += 1
+        if is_counted:
+            with counting:
+                report.passed_on[call] += 1
         return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     return kernel
