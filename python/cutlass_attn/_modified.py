@@ -230,7 +230,8 @@ def _interpreted(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     for name, x in options.items():
         is_tensor = isinstance(x, torch.Tensor)
         if name not in _INTERPRETED and (is_tensor or x not in (None, False, 0, 0.0)):
-            given = f"a tensor of shape {tuple(x.shape)}" if is_tensor else repr(x)
+            # Lists and ints have become tensors by now.
+            given = "given" if is_tensor else repr(x)
             raise ValueError(
                 f"{name} is {given}, but torch evaluates this score_mod on a CPU; allowed with it: "
                 f"{', '.join(sorted(_INTERPRETED - {'verify'}))}"
