@@ -11,7 +11,7 @@ from . import _C
 from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
 from ._call.foreign import converted, retried
-from ._call.keywords import answered, misplaced
+from ._call.keywords import answered, misplaced, must_validate
 from .verify import require_plain
 from .verify_serving import verified_decode
 
@@ -101,7 +101,7 @@ def _more_than_cpp(
     options = {name: x for name, x in options.items() if name != "layout"}
     tree_mask = options.pop("tree_mask", None)
     leftpad = options.pop("cache_leftpad", None)
-    if options.pop("validate", False) and getattr(q, "is_cuda", False):
+    if must_validate(options) and getattr(q, "is_cuda", False):
         from ._call import serving_operator
 
         serving_operator.validate_decode(k_cache, **options)

@@ -9,7 +9,7 @@ from . import _C
 from ._attention import Array, Window, cast, find_torch
 from ._call.call import Call, P, computes
 from ._call.foreign import converted, retried
-from ._call.keywords import misplaced
+from ._call.keywords import misplaced, must_validate
 from .verify import require_plain
 from .verify_serving import verified_varlen
 
@@ -46,7 +46,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             given = {"q": q, "k": k, "v": v, **options}
             if arrays := converted(given):
                 return again(**{**given, **arrays})
-        if options.pop("validate", False) and getattr(q, "is_cuda", False):
+        if "validate" in options and must_validate(options) and getattr(q, "is_cuda", False):
             from ._call import serving_operator
 
             serving_operator.validate_varlen(q, k, **options)

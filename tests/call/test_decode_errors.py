@@ -165,6 +165,13 @@ def test_lists_are_checked_on_the_device(options, message):
         serving_operator.validate_decode(CACHE, **{**good, **options})
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_validate_is_a_bool(layout):
+    x = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(TypeError, match="validate must be True or False, got 1"):
+        attention_decode(x, x, x, 1, layout=layout, validate=1)
+
+
 @pytest.mark.gpu
 def test_validate_lets_good_calls_pass():
     args, options, before, new_keys, _ = append_case("cuda", 16, 1)

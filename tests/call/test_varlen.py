@@ -285,6 +285,7 @@ def paged(used=(9, 12), table=TABLE, k=PAGES, **options):
         (lambda: call(layout="bshd"), TypeError, r"attention_varlen\(\) has no 'layout'"),
         (lambda: call(num_splits=-1), ValueError, "num_splits is -1, allowed: 0 to 2147483647"),
         (lambda: call(split_size=7), ValueError, "split_size is 7, allowed: 0, or a multiple of 6"),
+        (lambda: call(validate=1), TypeError, "validate must be True or False, got 1"),
         (lambda: call(rotary_interleaved=True), TypeError, r"attention_varlen\(\) got an unexpe"),
         (lambda: call(dispatched=True), TypeError, r"attention_varlen\(\) got an unexpected"),
         (lambda: call(kernel="scalar/tiled-simt"), ValueError, "does not implement varlen"),

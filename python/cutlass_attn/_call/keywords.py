@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .call import SIGNATURES, P
 
@@ -223,3 +223,11 @@ def answered(function: Callable[P, R]) -> Callable[P, R]:
             raise error from None
 
     return checked
+
+
+def must_validate(options: dict[str, Any]) -> bool:
+    """Takes `validate` out of the options. Raises TypeError."""
+    validate = options.pop("validate", False)
+    if not isinstance(validate, bool):
+        raise TypeError(f"validate must be True or False, got {validate!r}")
+    return validate
