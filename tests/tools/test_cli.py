@@ -367,6 +367,14 @@ def test_a_result_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
     assert "cutlass-attn check: " in error and str(path) in error
 
 
+@pytest.mark.parametrize("name", ["absent/result.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_the_check(tmp_path, capsys, name):
+    assert cli.main([*SMALL, "--json", str(tmp_path / name)]) == 2
+    output = capsys.readouterr()
+    assert not output.out and f"cutlass-attn check: --json {tmp_path}" in output.err
+    assert not list(tmp_path.iterdir())
+
+
 def run_without(names, code):
     """A program in which importing these modules fails."""
     program = f"import sys; sys.modules.update(dict.fromkeys({names})); {code}"

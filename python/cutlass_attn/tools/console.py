@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -64,8 +66,25 @@ SHAPE = _Parsed(SHAPE_FORM, parse_shape)
 SIZE = click.IntRange(min=1)
 BOTH_MASKS = {"both": (False, True), "no": (False,), "yes": (True,)}
 
+
+def _writable(context: click.Context, _option: Any, file: str | None) -> str | None:
+    """The file, checked before the command runs, which may take minutes. Raises ValueError."""
+    if file is None or file == "-" or context.resilient_parsing:
+        return file
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise ValueError(f"--json {file}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--json {file}: no file can be written there")
+    return file
+
+
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", help="Also write the result there as JSON; - is stdout."
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=_writable,
+    help="Also write the result there as JSON; - is stdout.",
 )
 seed_option = click.option("--seed", type=int, default=0, help="Seed of the random inputs.")
 shapes_option = click.option(
