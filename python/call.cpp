@@ -229,6 +229,7 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   // Only checked here; Python and the backward pass read the values.
   if (given.verify) boolean("verify", given.verify);
   if (given.deterministic) boolean("deterministic", given.deterministic);
+  if (given.rotary_interleaved) boolean("rotary_interleaved", given.rotary_interleaved);
   if (has_value(given.window)) read_window(given.window, p.mask);
   if (has_value(given.attention_chunk)) {
     p.mask.attention_chunk = attention_chunk_of(given.attention_chunk);

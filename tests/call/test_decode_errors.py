@@ -84,6 +84,7 @@ def new(**options):
             "must have equal numbers of columns",
         ),
         (lambda: new(**ROTARY, rotary_interleaved=1), TypeError, "rotary_interleaved must be True"),
+        (lambda: call(rotary_interleaved=1), TypeError, "rotary_interleaved must be True or False"),
         (
             lambda: call(tree_mask=torch.ones(2, 1, 2).bool()),
             ValueError,

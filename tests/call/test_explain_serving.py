@@ -509,10 +509,12 @@ def test_which_kernel_runs_few_tokens(kind, shape, kernel):
             "seqused_k": empty(batch, dtype=torch.int32),
             "block_table": empty(batch, keys // 16, dtype=torch.int32),
         }
-    explanation = explain(q, kv, kv, cu_seqlens_q=offsets, causal=True, **given, device="sm_90")
-    if explanation.chosen is None:
+    chosen = explain(q, kv, kv, cu_seqlens_q=offsets, causal=True, **given, device="sm_90").chosen
+    if chosen is None:
         pytest.skip("this build has no GPU kernels")
-    assert explanation.chosen.kernel == kernel
+    assert chosen.kernel == kernel
+    if kernel == "sm80/varlen":
+        assert chosen.tile == "64x64x4"
 
 
 @pytest.mark.parametrize(
