@@ -142,6 +142,28 @@ def test_compiled_calls_take_lists():
     assert torch.equal(decoded, attention_decode(CACHE[:, :1], CACHE, CACHE, int32(5, 5, 5)))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_calls_take_an_int_that_changes(dynamic):
+    """From the second number on it is a symbol, for which one more graph is compiled."""
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    def call(cache, q, lengths):
+        return (
+            attention_decode(cache[:, :1], cache, cache, lengths),
+            attention(q, q, q, seqused_q=lengths, seqused_k=lengths),
+            attention(q, K, V, seqused_k=lengths),
+        )
+
+    q = Q[:, :, :5]
+    for length in (3, 4, 5):
+        results = call(CACHE, q, length)
+        due = int32(*[length] * 3)
+        assert torch.equal(results[0], attention_decode(CACHE[:, :1], CACHE, CACHE, due))
+        due = due[:1]
+        assert torch.equal(results[1], attention(q, q, q, seqused_q=due, seqused_k=due))
+        assert torch.equal(results[2], attention(q, K, V, seqused_k=due))
+
+
 def test_compiled_append_takes_a_list():
     pages = torch.zeros(2, 2, 4, 2, 8)
 

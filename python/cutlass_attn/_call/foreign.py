@@ -30,6 +30,7 @@ _LISTS = {
     "cache_leftpad": True,
     "slot_mapping": False,
 }
+_NO_ARRAYS = (int, float, str, tuple, list)
 _PACKED = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 
 
@@ -65,10 +66,11 @@ def converted(given: Mapping[str, Any]) -> dict[str, Any] | None:
     like = next(iter(given.values()))
     for name, may_be_one in _LISTS.items():
         x = given.get(name)
-        if x is None or hasattr(x, "__dlpack__"):
-            continue
+        # torch.compile refuses hasattr of an int that is a symbol.
         if may_be_one and isinstance(x, (int, np.integer)) and not isinstance(x, bool):
             x = given[name] = [x] * _num_sequences(like, given.get("cu_seqlens_q"))
+        if x is None or (not isinstance(x, int) and hasattr(x, "__dlpack__")):
+            continue
         if not isinstance(x, (list, tuple)):
             raise TypeError(
                 f"{name} must be an array of the same library as {next(iter(given))}, got "
@@ -93,14 +95,15 @@ def _torch() -> Any:
 def _is_foreign(x: Any, given: Mapping[str, Any]) -> bool:
     """Whether this is an array of another library than the call's."""
     torch = _torch()
-    # torch.compile traces this function: the first tests settle all arguments that it sees.
-    if isinstance(x, (int, float, str, tuple, list)) or (torch and isinstance(x, torch.Tensor)):
+    # torch.compile traces this function, and refuses hasattr of a number that is a symbol.
+    if isinstance(x, _NO_ARRAYS) or (torch and isinstance(x, torch.Tensor)):
         return False
     if not hasattr(x, "__dlpack__"):
         return False
     if not isinstance(x, np.ndarray):
         return True
-    operands = [y for y in given.values() if hasattr(y, "__dlpack__")]
+    arrays = (y for y in given.values() if not isinstance(y, _NO_ARRAYS))
+    operands = [y for y in arrays if hasattr(y, "__dlpack__")]
     return not all(isinstance(y, np.ndarray) for y in operands)
 
 
