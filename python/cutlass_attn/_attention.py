@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from . import _C
 from ._C import PrequantizedKV
 from ._call import batch_dims, numpy_library  # noqa: F401  numpy registers itself
@@ -82,6 +84,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             given = {"q": q, "k": k, "v": v, **options}
             if arrays := converted(given):
                 return again(**{**given, **arrays})
+            if isinstance(q, np.ndarray):
+                return torch.numpy_arrays_outside_of_graph(attention, given)
             from ._call import operator
 
             return operator.recorded(q, k, v, options)

@@ -93,6 +93,8 @@ def _more_than_cpp(
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **options}
     if arrays := converted(given):
         return attention_decode(**{**given, **arrays})
+    if is_compiling and isinstance(q, np.ndarray):
+        return find_torch().numpy_arrays_outside_of_graph(attention_decode, given)
     if layout_of(options) == "bhsd":
         result = attention_decode(**_transposed(given))
         out = result[0] if isinstance(result, tuple) else result
@@ -483,6 +485,8 @@ def append_kv(
     if torch and torch.is_compiling():
         if arrays := converted(given):
             return append_kv(**{**given, **arrays})
+        if isinstance(k, np.ndarray):
+            return torch.numpy_arrays_outside_of_graph(append_kv, given)
         from ._call import serving_operator
 
         return serving_operator.append(k, k_cache, v_cache, **options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from . import _C
 from ._attention import Array, Window, cast, find_torch
 from ._call.call import Call, P, computes
@@ -46,6 +48,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             given = {"q": q, "k": k, "v": v, **options}
             if arrays := converted(given):
                 return again(**{**given, **arrays})
+            if is_compiling and isinstance(q, np.ndarray):
+                return torch.numpy_arrays_outside_of_graph(attention_varlen, given)
         if "validate" in options and must_validate(options) and getattr(q, "is_cuda", False):
             from ._call import serving_operator
 

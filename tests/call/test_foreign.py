@@ -142,6 +142,9 @@ def test_compiled_calls_take_lists():
     assert torch.equal(decoded, attention_decode(CACHE[:, :1], CACHE, CACHE, int32(5, 5, 5)))
 
 
+MASK = np.arange(9) % 3 < 2
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_calls_take_an_int_that_changes(dynamic):
     """From the second number on it is a symbol, for which one more graph is compiled."""
@@ -152,6 +155,7 @@ def test_compiled_calls_take_an_int_that_changes(dynamic):
             attention_decode(cache[:, :1], cache, cache, lengths),
             attention(q, q, q, seqused_q=lengths, seqused_k=lengths),
             attention(q, K, V, seqused_k=lengths),
+            attention(q, K, V, mask=MASK, softmax_scale=lengths),
         )
 
     q = Q[:, :, :5]
@@ -162,6 +166,34 @@ def test_compiled_calls_take_an_int_that_changes(dynamic):
         due = due[:1]
         assert torch.equal(results[1], attention(q, q, q, seqused_q=due, seqused_k=due))
         assert torch.equal(results[2], attention(q, K, V, seqused_k=due))
+        assert torch.equal(results[3], attention(q, K, V, mask=MASK, softmax_scale=length))
+
+
+NUMPY_CALLS = {
+    "attention": lambda x: attention(x[None], x[None], x[None]),
+    "attention_varlen": lambda x: attention_varlen(x, x, x, [0, 4, 9]),
+    "attention_decode": lambda x: attention_decode(x[None, :1], x[None], x[None], 5),
+}
+
+
+@pytest.mark.parametrize("function", NUMPY_CALLS)
+def test_compiled_calls_with_numpy_arrays_break_the_graph(function):
+    def call(x):
+        return torch.from_numpy(NUMPY_CALLS[function]((x + 1).numpy())) * 2
+
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(call, backend="aot_eager")(ROWS), call(ROWS))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="numpy_arrays_outside_of_graph"):
+        torch.compile(call, backend="aot_eager", fullgraph=True)(ROWS)
+
+
+def test_compiled_append_takes_numpy_arrays():
+    pages = np.zeros((2, 2, 4, 2, 8), np.float32)
+    k = np.random.default_rng(0).standard_normal((2, 2, 8), np.float32)
+    append = torch.compile(append_kv, backend="aot_eager")
+    append(k, k, pages[0], pages[1], slot_mapping=[6, 1])
+    assert (pages.reshape(2, 8, 2, 8)[:, [6, 1]] == k).all()
 
 
 def test_compiled_append_takes_a_list():

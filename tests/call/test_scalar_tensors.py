@@ -1,5 +1,6 @@
 """Options that are numbers have no gradient: a tensor that requires one is refused by name."""
 
+import numpy as np
 import pytest
 from cases import torch
 from cutlass_attn import attention, attention_decode, attention_varlen
@@ -32,3 +33,34 @@ def test_other_tensors_of_one_element_are_numbers(function):
     with torch.no_grad():
         learned = torch.nn.Parameter(torch.tensor(0.5))
         assert torch.equal(CALLS[function](softmax_scale=learned), expected)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("number", [torch.tensor(0.5), np.float32(0.5), np.array(0.5)], ids=str)
+@pytest.mark.parametrize("function", CALLS)
+def test_compiled_calls_take_tensors_and_numbers_of_numpy(function, number, fullgraph):
+    """Made in the compiled function, or outside of it, where torch cannot know the number."""
+    torch.compiler.reset()
+    expected = CALLS[function](softmax_scale=0.5, softcap=0.5)
+
+    @torch.compile(backend="aot_eager", fullgraph=fullgraph)
+    def call(number):
+        known = CALLS[function](softmax_scale=torch.tensor(0.5), softcap=np.float32(0.5))
+        return known, CALLS[function](softmax_scale=number, softcap=number)
+
+    for result in call(number):
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_compiled_gradients_with_a_tensor_as_a_number(fullgraph):
+    def gradients(call, scale):
+        q, k, v = (Q.clone().requires_grad_() for _ in range(3))
+        return torch.autograd.grad(call(q, k, v, softmax_scale=scale).sum(), (q, k, v))
+
+    torch.compiler.reset()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=fullgraph)
+    for scale in (0.5, 0.25):
+        found = gradients(compiled, torch.tensor(scale))
+        for x, due in zip(found, gradients(attention, scale), strict=True):
+            assert torch.equal(x, due)

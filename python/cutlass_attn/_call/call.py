@@ -20,6 +20,8 @@ OF_FORWARD = frozenset(
 )
 # Padding as lengths, of dense calls.
 PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
+# Options that are one number.
+NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 # Options that become others, or a part of a kernel: see _modified.
 MODS = ("score_mod", "mask_mod", "block_mask")
 # Of a decoding step: arguments that need k_new, and all arguments that appending keys reads.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .call import PADDING
+from .call import NUMBERS, PADDING
 from .keywords import refusal
 
 # Arguments that may be lists of int, and whether one int is allowed for all sequences. seqused is
@@ -61,7 +61,7 @@ def converted(given: Mapping[str, Any]) -> dict[str, Any] | None:
     like = [*given.values(), None][0]  # torch 2.5 cannot trace next() with a default
     if not hasattr(like, "__dlpack__"):
         return None
-    found = {name: _by_dlpack(name, x) for name, x in given.items() if _is_foreign(x, given)}
+    found = {name: _by_dlpack(name, x) for name, x in given.items() if _is_foreign(name, x, given)}
     given = {**given, **found}
     like = next(iter(given.values()))
     for name, may_be_one in _LISTS.items():
@@ -92,7 +92,7 @@ def _torch() -> Any:
     return torch if hasattr(torch, "Tensor") else None
 
 
-def _is_foreign(x: Any, given: Mapping[str, Any]) -> bool:
+def _is_foreign(name: str, x: Any, given: Mapping[str, Any]) -> bool:
     """Whether this is an array of another library than the call's."""
     torch = _torch()
     # torch.compile traces this function, and refuses hasattr of a number that is a symbol.
@@ -102,6 +102,8 @@ def _is_foreign(x: Any, given: Mapping[str, Any]) -> bool:
         return False
     if not isinstance(x, np.ndarray):
         return True
+    if name in NUMBERS and torch and torch.compiler.is_dynamo_compiling():
+        return False  # `options_for_operator` reads it
     arrays = (y for y in given.values() if not isinstance(y, _NO_ARRAYS))
     operands = [y for y in arrays if hasattr(y, "__dlpack__")]
     return not all(isinstance(y, np.ndarray) for y in operands)
@@ -115,6 +117,8 @@ def _by_dlpack(name: str, x: Any) -> Any:
             f"{name} is a {_type_name(x)}, which only torch can read here: install torch, or pass "
             "numpy arrays"
         ) from None
+    if isinstance(x, np.ndarray) and torch.compiler.is_dynamo_compiling():
+        return torch.as_tensor(x)  # which it can trace; np.float32(2) is an array to it
     try:
         return torch.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

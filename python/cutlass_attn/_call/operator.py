@@ -13,7 +13,7 @@ import torch
 from .. import _C
 from . import nested, torch_library
 from .autograd import Differentiable
-from .call import Call
+from .call import NUMBERS, Call
 from .schema import Schema
 
 # Options that an operator does not have: mods are translated to other options before.
@@ -46,7 +46,8 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # Symbolic sizes are checked at run time: reading them here would specialise the graph.
     sizes = [size for x in tensors for size in x.shape]
     keys = [options["attention_chunk"] or 0, *(options["window"] or ())]
-    if all(type(number) is int for number in (*sizes, *keys)):
+    numbers = [options[name] for name in NUMBERS]
+    if all(x is None or type(x) in (int, float) for x in (*sizes, *keys, *numbers)):
         call.facts()
     batch, *middle, _d = call.q.shape
     heads, rows = middle[::-1] if options["layout"] == "bshd" else middle

@@ -9,15 +9,15 @@ from .call import SIGNATURES
 from .keywords import refusal
 
 # Schema types by the types of a signature. An operator gets a number that may be an array as a
-# tensor.
+# tensor. A float is a Scalar, which may also be a symbol of torch.compile: tensor.item().
 _TYPES = {
     "Array": "Tensor",
     "Array | None": "Tensor?",
     "Window": "SymInt[]?",
     "bool": "bool",
-    "float": "float",
+    "float": "Scalar",
     "float | Array | None": "Tensor?",
-    "float | None": "float?",
+    "float | None": "Scalar?",
     "int": "SymInt",
     "int | None": "SymInt?",
     "str": "str",

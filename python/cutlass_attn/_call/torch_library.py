@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from .. import _C
+from .call import NUMBERS
 
 ARRAY = torch.Tensor
 strided = torch.strided  # the one layout that is read
@@ -90,7 +91,6 @@ NO_PREQUANTIZED = (
 )
 
 _BOOLS = ("causal", "return_lse", "return_max_logit", "deterministic", "rotary_interleaved")
-_NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -262,7 +262,7 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
     Raises TypeError, and NotImplementedError for a number that requires a gradient.
     """
     _refuse_bools(options)
-    for name in ("softmax_scale", "softcap", "dropout_p"):
+    for name in NUMBERS:
         x = options.get(name)
         # number() in python/parse.cpp checks eager calls; compiled ones never pass it the tensor.
         if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
@@ -270,6 +270,10 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
                 f"{name} is a tensor that requires a gradient, which is not computed: "
                 f"pass {name}.item(), a number"
             )
+        # With fullgraph=False torch.compile breaks the graph here, and runs this function as it is.
+        # While torch traces, np.float32(2) is an array.
+        if isinstance(x, (torch.Tensor, np.ndarray, np.generic)):
+            options[name] = torch.as_tensor(x).item()
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
         # Numbers beyond every key mean the same, and the operator takes only 64 bits.
@@ -279,6 +283,13 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
         ]
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
         options["rng_state"] = random_state(q)
+
+
+@torch.compiler.disable
+def numpy_arrays_outside_of_graph(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """`function(**given)`, between two graphs of torch.compile, as operators take no numpy arrays.
+    With fullgraph=True torch raises an error that names this function."""
+    return function(**given)
 
 
 DIMS = ("(batch, heads, seqlen, head_dim)", "(batch, seqlen, heads, head_dim)")  # by bshd
@@ -331,7 +342,7 @@ def _refuse_bools(options: dict[str, Any]) -> None:
     for name, values, kind in (
         ("window", sides, "an int or a pair (left, right) of int"),
         ("attention_chunk", (options.get("attention_chunk"),), "an int or None"),
-        *((n, (options.get(n),), "a number") for n in _NUMBERS),
+        *((n, (options.get(n),), "a number") for n in NUMBERS),
     ):
         if any(isinstance(x, bool) for x in values):
             raise TypeError(f"{name} must be {kind}, got a bool")
