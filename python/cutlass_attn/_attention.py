@@ -303,7 +303,8 @@ def attention(
         ValueError: an argument is out of range or contradicts another, or no kernel of this build
             accepts the call; `explain` shows why.
         NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize`, of second
-            order, or in forward mode; or a score_mod or mask_mod does what cannot be traced.
+            order, or in forward mode; or a score_mod or mask_mod does what cannot be traced, or
+            what docs/flex.md excludes under torch.func.
         RuntimeError: CUDA reported an error.
         VerificationError: see `verify`.
     """

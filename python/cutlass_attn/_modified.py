@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from . import _C
 from ._call import batch_dims, torch_library
 from ._call.call import MODS, PADDING, Call
 from ._call.foreign import converted
 from ._call.keywords import refusal
-from ._mods import interpreter
+from ._mods import interpreter, transforms
 from ._mods.block_mask import check
 from ._mods.graph import Graph
 from ._mods.masks import Interval, Lengths
@@ -94,7 +95,7 @@ def options_of(
             f"q is a {type(call.q).__name__}, allowed for a call with {named}: torch.Tensor"
         )
     options = dict(call.options)
-    facts = call.facts()  # checks the arguments
+    facts = _facts(call)  # checks the arguments
     if mods["score_mod"] is not None:
         for name in _OF_LOGITS:
             x = options.get(name)
@@ -144,6 +145,22 @@ def options_of(
     return Call(call.q, k, v, {**options, **of_mods}), found
 
 
+def _facts(call: Call) -> _C.Call:
+    """As `call.facts()`, which reads addresses that tensors of torch.func do not have."""
+    if not transforms.are_active():
+        return call.facts()
+
+    def stand_in(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+    with transforms.outside():
+        q, k, v = (stand_in(x) for x in (call.q, call.k, call.v))
+        options = {name: stand_in(x) for name, x in call.options.items()}
+        return Call(q, k, v, options).facts()
+
+
 def _interval(options: dict[str, Any], offset: int) -> Interval | None:
     """The keys that the call's own causal mask, window and chunk leave, if it has one of them."""
     if all(options.get(x) in (None, False) for x in _INTERVALS):
@@ -191,7 +208,7 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
 
 def compiles_well(*operands: torch.Tensor, can_compile: bool | None = None) -> bool:
     """Whether fast kernels can be compiled with a score_mod for these q, k and v."""
-    if operands[0].dtype == torch.float32:
+    if operands[0].dtype == torch.float32 or transforms.are_active():
         return False
     for x in operands:
         sizes = [x.shape[-1], x.storage_offset(), *x.stride()[:-1]]
@@ -207,6 +224,7 @@ def compiles_well(*operands: torch.Tensor, can_compile: bool | None = None) -> b
 
 def computed(call: Call, score: Graph) -> Any:
     """The result of a call with a score_mod that no other option expresses."""
+    transforms.refuse_score()
     compute = _interpreted if call.q.device.type == "cpu" else _on_gpu
     out, lse = compute(call, score)
     if call.options.get("out") is not None:

@@ -420,6 +420,37 @@ def test_compiled():
         torch.compile(layer, backend="eager", fullgraph=True)(q, k, v)
 
 
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_transforms(is_made_inside):
+    """Of torch.func; a BlockMask that is made within one has lists that it wraps."""
+    masks = [block_mask("documents", (37, 37))]
+
+    def layer(q, k, v):
+        mask = block_mask("documents", (37, 37)) if is_made_inside else masks[0]
+        return flex.flex_attention(q, k, v, SCORES["softcap"], mask, enable_gqa=True)
+
+    q, k, v = operands((37, 37))
+    q.requires_grad_()
+    due = layer(q, k, v)
+    (grad_q,) = torch.autograd.grad(due.square().sum(), q)
+    q, k, v = (x.detach() for x in (q, k, v))
+    found = torch.func.grad(lambda q: layer(q, k, v).square().sum())(q)
+    torch.testing.assert_close(found, grad_q)
+    stacked = torch.vmap(layer)(*(torch.stack([x, x / 2]) for x in (q, k, v)))
+    torch.testing.assert_close(stacked[0], due.detach())
+    with pytest.raises(NotImplementedError, match=r"score_mod under torch\.func"):
+        torch.vmap(lambda q: flex.flex_attention(q, q, q, lambda s, *_: torch.exp(s)))(q[None])
+    lengths = torch.tensor([[37, 20], [30, 10]])
+
+    def padded(q, lengths):
+        mask = block_mask("documents", (37, 37))
+        mask.mask_mod = lambda b, h, q, k: k < lengths[b]
+        return flex.flex_attention(q, q, q, block_mask=mask)
+
+    with pytest.raises(NotImplementedError, match=r"block_mask makes a mask .*vmap maps"):
+        torch.vmap(padded)(torch.stack([q, q]), lengths)
+
+
 def test_autocast():
     mask = block_mask("documents", (37, 37))
     q, k, v = operands((37, 37))

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import cutlass_attn  # noqa: E402
 from cutlass_attn import _modified  # noqa: E402
-from cutlass_attn._mods import scores  # noqa: E402
+from cutlass_attn._mods import block_mask, scores  # noqa: E402
 from cutlass_attn._mods.masks import Interval, Lengths  # noqa: E402
 from cutlass_attn._mods.translate import Mods, translate  # noqa: E402
 
@@ -173,3 +173,98 @@ def test_a_bias_of_distances_is_not_large(monkeypatch):
     beyond = translate(Q.float(), LENGTHS, Mods(relative))
     assert beyond.options["bias"].shape == (1, 1, 1, 8)
     assert torch.equal(beyond.lse_shift + 0, found.lse_shift + 0)
+
+
+# --- torch.func -----------------------------------------------------------------------------------
+
+PART = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+TABLE = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
+X = torch.randn(3, 2, 2, 8, 16, generator=torch.Generator().manual_seed(1))
+attention = cutlass_attn.attention
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def same_part(b, h, q, k):
+    return PART[q] == PART[k]
+
+
+def log_sum_exp(x):
+    table = 2 * TABLE  # that a transform wraps
+    return attention(x, x, x, score_mod=lambda s, b, h, q, k: s + table[h, q, k], return_lse=True)
+
+
+TRANSFORMED = {
+    "causal": lambda x: attention(x, x, x, mask_mod=causal),
+    "bool mask": lambda x: attention(x, x, x, mask_mod=same_part, causal=True),
+    "scale": lambda x: attention(x, x, x, score_mod=lambda s, b, h, q, k: s * 2),
+    "bias": lambda x: attention(x, x, x, score_mod=lambda s, b, h, q, k: s + TABLE[h, q, k]),
+    "bias of the input": lambda x: attention(
+        x, x, x, score_mod=lambda s, b, h, q, k: s + x[b, h, q, k]
+    ),
+    "log-sum-exp": lambda x: log_sum_exp(x)[1],
+    "masked score": lambda x: attention(
+        x, x, x, score_mod=lambda s, b, h, q, k: torch.where(TABLE[h, q, k] > -1, s, -torch.inf)
+    ),
+}
+
+
+def gradient(function, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x).square().sum(), x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_mods_that_become_options_work_under_transforms(name):
+    function = TRANSFORMED[name]
+
+    def loss(x):
+        return function(x).square().sum()
+
+    one, entries = gradient(function, X[0]), torch.stack([gradient(function, x) for x in X])
+    torch.testing.assert_close(torch.func.grad(loss)(X[0]), one)
+    out, pullback = torch.func.vjp(loss, X[0])
+    torch.testing.assert_close(pullback(torch.ones_like(out))[0], one)
+    torch.testing.assert_close(torch.vmap(function)(X), torch.stack([function(x) for x in X]))
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(X), entries)
+    whole = torch.func.grad(lambda x: torch.vmap(function)(x).square().sum())(X)
+    torch.testing.assert_close(whole, entries)
+
+
+def test_a_mask_that_is_kept_is_none_of_a_transform():
+    def mask_mod(b, h, q, k):
+        return PART[q] == PART[k]
+
+    def call(x):
+        return attention(x, x, x, mask_mod=mask_mod)
+
+    torch.func.grad(lambda x: call(x).sum())(X[0])
+    (kept,) = block_mask._functions[mask_mod].values()
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(kept.mask.dense)
+    mask = PART[:, None] == PART
+    assert torch.equal(call(X[0]), attention(X[0], X[0], X[0], mask=mask))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_a_score_mod_that_is_no_option_is_refused_under_transforms(transform):
+    def call(x):
+        return attention(x, x, x, score_mod=lambda s, b, h, q, k: torch.sigmoid(s))
+
+    run = torch.vmap(call) if transform == "vmap" else torch.func.grad(lambda x: call(x).sum())
+    with pytest.raises(NotImplementedError, match=r"score_mod under torch\.func .*torch\.autograd"):
+        run(X)
+
+
+@pytest.mark.parametrize("option", ["score_mod", "mask_mod"])
+def test_a_mask_that_vmap_maps_is_refused_by_name(option):
+    def call(x):
+        if option == "mask_mod":
+            return attention(x, x, x, mask_mod=lambda b, h, q, k: x[b, h, q, k] > 0)
+        mods = {option: lambda s, b, h, q, k: torch.where(x[b, h, q, k] > 0, s, -torch.inf)}
+        return attention(x, x, x, **mods)
+
+    with pytest.raises(NotImplementedError, match=rf"{option} makes a mask .*vmap maps; allowed"):
+        torch.vmap(call)(X)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import transforms
 from .graph import Graph, Node, evaluate, ordered
 from .masks import Interval, Lengths, dense, in_rows, options, split
 from .tracing import trace
@@ -82,13 +83,16 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
     if `_state` of its lists or of a tensor that mask_mod captured changed. A variable of mask_mod
     that is bound to another tensor goes unseen: torch's lists would be of the old one, too.
     """
+    if transforms.have_wrapped(_lists(block_mask)):
+        return _read(block_mask, _traced(block_mask), lengths)
     entries = _kept.setdefault(block_mask, {})
     known = entries.get(lengths)
     if known is not None and _is_current(known, block_mask):
         return known.mask
-    graph = trace(block_mask.mask_mod, "mask_mod", block_mask.kv_num_blocks.device)
-    # Outside of inference mode, so that a call with gradients can keep the mask for backward.
-    with torch.no_grad(), torch.inference_mode(False):
+    graph = _traced(block_mask)
+    if transforms.have_wrapped(graph.captures):
+        return _read(block_mask, graph, lengths)
+    with transforms.outside():
         mask = _read(block_mask, graph, lengths)
     read_tensors = [*_lists(block_mask), *graph.captures]
     function = _weak(block_mask.mask_mod)
@@ -118,6 +122,9 @@ def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.
     one is not kept.
     """
     graph = trace(mask_mod, "mask_mod", device)
+    if transforms.have_wrapped(graph.captures):
+        transforms.refuse_mapped("mask_mod", graph.captures)
+        return _computed(graph, lengths, device)
     nodes, key = _identity(graph), (lengths, str(device))
     try:
         entries = _functions.setdefault(mask_mod, {})
@@ -126,18 +133,20 @@ def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.
     known = entries.get(key)
     if known is not None and known.nodes == nodes and _same(known.captures, graph.captures):
         return known.mask
-    with torch.no_grad(), torch.inference_mode(False):
-        interval, rest = split(graph, graph.result)
-        if rest is None:
-            mask = Mask(interval, None)
-        else:
-            mask = Mask(interval, dense(graph, rest, lengths, device))
+    with transforms.outside():
+        mask = _computed(graph, lengths, device)
     if not any(x.is_inference() for x in graph.captures):
         if len(entries) >= _MOST and key not in entries:
             entries.clear()
         captures = [(weakref.ref(x), _state(x)) for x in graph.captures]
         entries[key] = _KeptFunction(mask, nodes, captures)
     return mask
+
+
+def _computed(graph: Graph, lengths: Lengths, device: torch.device) -> Mask:
+    with torch.no_grad(), torch.inference_mode(False):
+        interval, rest = split(graph, graph.result)
+        return Mask(interval, None if rest is None else dense(graph, rest, lengths, device))
 
 
 def _same(
@@ -194,6 +203,15 @@ def _lists(block_mask: BlockMask) -> list[torch.Tensor]:
     return [x for x in lists if x is not None]
 
 
+def _traced(block_mask: BlockMask) -> Graph:
+    graph = trace(block_mask.mask_mod, "mask_mod", block_mask.kv_num_blocks.device)
+    transforms.refuse_mapped("block_mask", [*_lists(block_mask), *graph.captures])
+    return graph
+
+
+# Outside of inference mode, so that a call with gradients can keep the mask for backward.
+@torch.inference_mode(False)
+@torch.no_grad()
 def _read(block_mask: BlockMask, graph: Graph, lengths: Lengths) -> Mask:
     interval, rest = split(graph, graph.result)
     lists = _Lists(block_mask, lengths)

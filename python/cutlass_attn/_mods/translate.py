@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import masks, scores
+from . import masks, scores, transforms
 from .block_mask import Mask, read, read_function
-from .graph import Graph, UnsupportedModError
+from .graph import Graph, UnsupportedModError, loads
 from .tracing import trace
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def translate(
         own, rest = masks.split(graph, node)
         interval = _joined(interval, own, visible, lengths, device)
         if rest is not None:
+            transforms.refuse_mapped("score_mod", (graph.captures[x.value] for x in loads(rest)))
             with torch.no_grad(), torch.inference_mode(False):
                 visible.append(masks.dense(graph, rest, lengths, device))
     known: list[Mask] = []

@@ -97,7 +97,8 @@ def flex_attention(
         UnsupportedModError: a NotImplementedError: score_mod or mask_mod cannot be traced, or no
             kernel computes it.
         NotImplementedError: operands are not 4-D or are nested; ``AuxRequest(max_scores=True)``
-            with a score_mod that no option of `attention` expresses, or under torch.func.
+            with a score_mod that no option of `attention` expresses, or under torch.func; such a
+            score_mod, or a mask that vmap maps, under torch.func.
         TypeError, ValueError, RuntimeError: as torch's function, or as `attention`.
     """
     return _compute(
