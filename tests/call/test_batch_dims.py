@@ -131,7 +131,7 @@ def test_explain():
     q = values(1, ROWS, H, 200, D)
     bias, mask = values(1, 1, H, 200, 200), seen(1, ROWS, 1, 1, 200)
     found = cutlass_attn.explain(q, q, q, bias=bias, mask=mask, device="H100")
-    assert found.chosen.kernel == "sm80/bias_mask"
+    assert found.chosen.kernel == "sm90/bias_mask"
     assert f"q ({ROWS}, {H}, 200, {D})" in str(found)
     q, bias = (x.expand(2, -1, -1, -1, -1) for x in (q, bias))
     found = cutlass_attn.explain(q, q, q, bias=bias, device="H100")
