@@ -12,6 +12,7 @@
 #include "core/scheduler.hpp"
 #include "runtime/examine.hpp"
 #include "runtime/refusal.hpp"
+#include "sm90/params.hpp"
 
 namespace cutlass_attn {
 namespace {
@@ -51,14 +52,13 @@ struct HeadTiles {
 
   // wgmma kernels pack heads only if their number divides the rows of a copy.
   HeadTiles(Variant const& variant, Problem const& p) {
-    constexpr int kRowsOfCopy = 64;
     int const group = p.num_heads_q / std::max(p.num_heads_kv, 1), m = variant.block_m;
     bool const has_offsets = p.seq_q.cu_seqlens != nullptr;
     int64_t const queries = has_offsets ? p.seq_q.rows() / std::max(p.batch, 1) : p.seq_q.seqlen;
     auto const tiles_of = [&](int heads) { return (queries * heads + m - 1) / m; };
     int const packed = TileScheduler::heads_of_tile(p, m);
     bool const is_wgmma = std::string_view(variant.kernel->arch) == "90a";
-    int const heads = is_wgmma && kRowsOfCopy % packed != 0 ? 1 : packed;
+    int const heads = is_wgmma && sm90::kBoxRows % packed != 0 ? 1 : packed;
     if (queries == 0 || group == 0) return;
     fill = float(queries * heads) / float(tiles_of(heads) * m);
     repeats = float(tiles_of(heads) * (group / heads)) / float(tiles_of(packed) * (group / packed));
