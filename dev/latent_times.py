@@ -9,7 +9,7 @@ for the kernel and the number of splits, and adds up:
   slower. Memory: a copy's rate, shared by the blocks that run, and no more for one block than the
   bytes that it has in flight, each latency. The loop: without overlap within a warp; at most, with
   the clocks that a tile of an H200 took beyond that.
-- the launch, and what merging results costs, as fitted to an H200.
+- the launch, and what the launch that merges results costs, as fitted to an H200.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from .sass.serving_tiles import LatentTile, latent_tile_of
 COPY = 0.9  # a copy's share of the memory's rate
 LATENCY_US = 0.7
 LAUNCH_US, START_US = 3.7, 1.8  # a launch; the first tile of a block
-MERGE_US, LEVEL_US = 2.4, 2.5  # until results reach the last block; a second level of groups
-RESULT_US = 0.84 / (32 << 10)  # a byte of a result, one result after the other
+# The launch that merges: its start, up to 64 splits, and a byte of all results (LatentSplits of
+# latent/params.hpp).
+MERGE_LAUNCH_US, MERGE_US, RESULT_US = 4.0, 2.5, 0.018 / (32 << 10)
 # Clocks of a tile of sm80/latent_64 on an H200 beyond the model: 787 us for 128 x 4096 keys.
 UNEXPLAINED = 1300
 
@@ -48,16 +49,6 @@ class Call:
     keys: int
     heads: int
     splits: int
-
-    def results(self) -> tuple[int, bool]:
-        """Results that are merged one after the other, and whether in two levels:
-        LatentSplits::group_of of latent/params.hpp."""
-        group = 3
-        while group * group < self.splits:
-            group += 1
-        if self.splits <= 8:
-            return self.splits, False
-        return group + -(-self.splits // group), True
 
 
 def predicted_us(
@@ -75,9 +66,9 @@ def predicted_us(
     each = max(from_memory, in_flight, loop * min(blocks_per_sm, -(-blocks // part.sms)))
     time = LAUNCH_US + waves * (START_US + call.keys / call.splits * each)
     if call.splits > 1:
-        results, has_levels = call.results()
-        size = 4 * min(tile.m, call.heads) * tile.head_dim_v
-        time += MERGE_US + results * RESULT_US * size + LEVEL_US * has_levels
+        result_bytes = 4 * min(tile.m, call.heads) * tile.head_dim_v
+        time += MERGE_LAUNCH_US + MERGE_US * -(-call.splits // 64)
+        time += blocks * RESULT_US * result_bytes
     return time
 
 

@@ -180,7 +180,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         needs=needs,
         pairs=_pairs(settings),
         op=op,
-        pre_post=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
+        pre_post=is_cuda and (op == "backward" or _has_pre_post(settings)),
         arch=arch,
         params=settings.params.format_map(
             {axis: AXES[axis][value].params for axis, value in settings.axes.items()}
@@ -199,8 +199,10 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
     )
 
 
-def _has_launch_before(axes: dict[str, str | bool]) -> bool:
-    return axes["quantize"] != "none" or axes["mask"] is True
+def _has_pre_post(settings: Settings) -> bool:
+    """Whether a forward kernel rounds K or maps a mask before it, or merges splits after it."""
+    axes = settings.axes
+    return axes["quantize"] != "none" or axes["mask"] is True or settings.class_name == "latent"
 
 
 def _scores(

@@ -1,5 +1,5 @@
 // Splits: blocks that share the keys of a tile of rows. Defines the keys of a split, and where a
-// split stores its partial result for the last block to merge.
+// split stores its partial result for the last block, or a later launch, to merge.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,8 @@ struct KeySplits {
   int32_t count;       // blocks that share the keys of a tile of rows
   int32_t tiles_each;  // key tiles of a split; the last split has the rest. 0: split evenly
   FastDivisor by_count;
-  int32_t group;  // splits that one block merges; more splits are merged in two levels, by groups
   bool zeroes_counters;  // the counters are in the workspace, uninitialised before the launch
-  int32_t* counters;     // (tiles of rows, counters per tile): finished splits, or groups
+  int32_t* counters;     // (tiles of rows): finished splits
   float* partials;       // (tiles of rows, splits, partial_floats)
 
   // Floats of a split: O, not normalised, (block_m, head_dim_v), then row max and row sum of each
@@ -30,12 +29,12 @@ struct KeySplits {
   struct Size {
     int64_t tiles;  // of rows
     int32_t count;
-    int64_t partial;  // floats per split
-    int32_t group = kMax;
-    int32_t tiles_each = 0;  // key tiles of a split of fixed size
+    int64_t partial;           // floats per split
+    int32_t tiles_each = 0;    // key tiles of a split of fixed size
+    bool has_counters = true;  // whether the last block of a tile merges
 
     // In units of 4 bytes, rounded up to 16 bytes, so that `partials` is aligned.
-    int64_t counters() const { return (tiles * counters_of_tile(count, group) + 3) / 4 * 4; }
+    int64_t counters() const { return has_counters ? (tiles + 3) / 4 * 4 : 0; }
     int64_t bytes() const { return count == 1 ? 0 : 4 * (counters() + tiles * count * partial); }
   };
 
@@ -47,7 +46,6 @@ struct KeySplits {
     tiles_each = size.count == count ? size.tiles_each : 0;
     count = size.count;
     by_count = FastDivisor(count);
-    group = size.group;
     zeroes_counters = workspace.zeros_bytes < size.counters() * int64_t(sizeof(int32_t));
     counters = static_cast<int32_t*>(zeroes_counters ? workspace.data : workspace.zeros);
     partials = static_cast<float*>(workspace.data) + size.counters();
@@ -56,7 +54,7 @@ struct KeySplits {
   // Launch of a kernel with these splits of `tiles` tiles of rows.
   Launch launch(int64_t tiles, KernelFacts const& facts) const {
     Launch launch{tiles * count, 1, facts.threads, facts.smem_bytes};
-    Size const size{tiles, count, 0, group};
+    Size const size{tiles, count, 0};
     if (count > 1 && zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
     return launch;
   }
@@ -86,26 +84,12 @@ struct KeySplits {
   // stored their results. ticket: unused shared memory.
   template <class Arch>
   CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
-    return is_last_of<Arch>(counters[unit], count, ticket);
-  }
-  // is_last() for `blocks` blocks that share a counter.
-  template <class Arch>
-  CA_HOST_DEVICE static bool is_last_of(int32_t& counter, int blocks, int32_t& ticket) {
     Arch::sync();  // results of all threads stored
-    if (Arch::thread() == 0) ticket = Arch::atom_add_acq_rel(&counter, 1);
+    if (Arch::thread() == 0) ticket = Arch::atom_add_acq_rel(&counters[unit], 1);
     Arch::sync();  // ticket full
-    if (ticket != blocks - 1) return false;
-    if (Arch::thread() == 0) counter = 0;  // for the next call
+    if (ticket != count - 1) return false;
+    if (Arch::thread() == 0) counters[unit] = 0;  // for the next call
     return true;
-  }
-
-  // Counters of a tile: one per group for its splits, and one for the groups if there are several.
-  static CA_HOST_DEVICE int32_t groups_of(int32_t count, int32_t group) {
-    return (count - 1) / group + 1;
-  }
-  static CA_HOST_DEVICE int32_t counters_of_tile(int32_t count, int32_t group) {
-    int32_t const groups = groups_of(count, group);
-    return groups > 1 ? groups + 1 : 1;
   }
 
  private:
@@ -139,20 +123,19 @@ inline int32_t splits_of_size(Problem const& p) {
 }
 
 // Size of a call's splits. Choice determines their number:
-//   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
+//   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, KernelFacts const&);
 //   static constexpr int kMaxHeadDim;  // largest head dim of its kernels
 //   static constexpr int kTileKeys;    // keys of their tiles
 template <class Choice>
 KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                KernelFacts const& facts, int tile_keys) {
   int32_t count = p.split_size > 0 ? splits_of_size(p) : p.num_splits;
-  if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
+  if (count < 1) count = Choice::splits(p, tiles, device, facts);
   if (count > KeySplits::kMax) count = KeySplits::kMax;
   // The largest padded head dim of a kernel that can run the call.
   int const padded =
       (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
-  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), KeySplits::kMax,
-          p.split_size / tile_keys};
+  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), p.split_size / tile_keys};
 }
 
 // Launch parameters of a kernel with splits.

@@ -1,4 +1,4 @@
-// Launch parameters of the kernel for latent attention.
+// Launch parameters of the kernels for latent attention, and of the launch that merges splits.
 #pragma once
 
 #include "core/key_splits.hpp"
@@ -6,61 +6,87 @@
 
 namespace cutlass_attn {
 
-// Chooses the number of splits with the least modelled latency. The unit of time is one key in a
-// block that is alone on its SM. The model adds up the waves of all splits of all tiles, and the
-// results that are merged one after the other, of 32 KB for 16 rows. The constants are fitted to an
-// H200 (docs/latent.md).
+// Chooses the number of splits with the least modelled time: of the waves of all splits of all
+// tiles, and of the launch that merges them. The constants, in ns, are fitted to an H200
+// (docs/latent.md).
 struct LatentSplits {
   static constexpr int kMaxHeadDim = 512;
   static constexpr int kMinKeys = 64;            // fewest keys of a split: two tiles
-  static constexpr int kStartKeys = 30;          // start of a block: launch, Q, first tile
-  static constexpr int kMergeKeys = 40;          // from a store to the last block's read
   static constexpr int kBlockBytes = 100 << 10;  // most shared memory of a block
+  static constexpr int64_t kStart = 1000;        // of a block: launch, Q, first tile
+  static constexpr int64_t kMerge = 2500;        // of up to 64 splits, which are read at once
+  static constexpr int64_t kResult = 18;         // of 16 rows of a split
 
-  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                        KernelFacts const& facts) {
     if (tiles < 1 || device.num_sms < 1) return 1;
     // A block of more than 16 rows takes all registers of an SM.
-    bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && block_m == 16;
+    bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && facts.block_m == 16;
     int64_t const blocks = int64_t(device.num_sms) * (has_room ? 2 : 1);
     int64_t const keys = max_keys(p, p.seq_q.seqlen);
     int64_t most = keys / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    int64_t best = 1, least = cost(keys, 1, tiles, blocks, device.num_sms, block_m);
+    auto const cost = [&](int64_t n) {
+      int64_t const waves = (tiles * n + blocks - 1) / blocks;
+      int64_t own = keys * key_time(facts) / n;
+      // Two blocks on one SM take 1.5 times as long per key.
+      if (tiles * n > device.num_sms && has_room) own = own * 3 / 2;
+      int64_t const results = n * tiles * row_blocks(p, facts.block_m);
+      return waves * (own + kStart) + (n == 1 ? 0 : (n + 63) / 64 * kMerge + results * kResult);
+    };
+    int64_t best = 1, least = cost(1);
     auto const consider = [&](int64_t n) {
       if (n < 2 || n > most) return;
-      int64_t const its = cost(keys, n, tiles, blocks, device.num_sms, block_m);
+      int64_t const its = cost(n);
       if (its < least) best = n, least = its;
     };
-    // Beyond eight splits, only powers of two and numbers that fill whole waves are considered.
+    // Beyond eight splits, only some numbers, and those that fill whole waves, are considered.
     for (int64_t n = 2; n <= 8; ++n) consider(n);
-    for (int64_t n = 16; n <= most; n *= 2) consider(n);
+    for (int64_t n = 8; n <= most; n *= 2) consider(n * 3 / 2), consider(n * 2);
     consider(device.num_sms / tiles);
     for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
     consider(most);
     return int32_t(best);
   }
 
-  // KeySplits::group of `count` splits. Two levels of about equal groups take the least time, but a
-  // second level takes as long as three more results. With a fixed split size, sums must not depend
-  // on the number of splits.
-  static int32_t group_of(int32_t count, bool is_fixed) {
-    if (is_fixed) return 16;
-    if (count <= 8) return 8;
-    int32_t group = 3;
-    while (group * group < count) ++group;
-    return group;
+  // Most rows of a tile, in blocks of 16.
+  static int32_t row_blocks(Problem const& scheduled, int32_t block_m) {
+    Sequences const& q = scheduled.seq_q;
+    int64_t const all = int64_t(q.seqlen) * TileScheduler::heads_of_tile(scheduled, block_m);
+    return at_least_1(((q.cu_seqlens || all > block_m ? block_m : all) + 15) / 16);
   }
 
+  // The launch that merges splits (latent/merge.hpp). A job is 16 rows of a tile; the columns are
+  // divided over its blocks. Warps read up to eight splits at once.
+  struct Merge {
+    static constexpr int32_t kThreads = 256, kRows = 16, kColumns = 16, kAtOnce = 8;
+    static constexpr int32_t kBytes = 25 << 10;  // most shared memory of a block
+
+    int32_t row_blocks;  // of a tile
+    FastDivisor by_row_blocks;
+    int32_t log2_shares;  // warps that share the splits
+    int32_t log2_items;   // times kColumns that a warp merges
+    int32_t log2_groups;  // blocks of a job
+
+    // With a fixed split size, sums must not depend on the number of splits.
+    Merge(int32_t row_blocks, int32_t count, bool is_fixed)
+        : row_blocks(row_blocks), by_row_blocks(row_blocks) {
+      constexpr int32_t kWarps = kThreads / 32;
+      log2_shares = log2_items = log2_groups = 0;
+      while (1 << log2_shares < kWarps && (is_fixed || kAtOnce << log2_shares < count)) {
+        ++log2_shares;
+      }
+      while (!is_fixed && count << (log2_items + 1) <= kAtOnce) ++log2_items;
+      int32_t const columns = (kWarps * kColumns << log2_items) >> log2_shares;  // of a block
+      while (columns << log2_groups < kMaxHeadDim) ++log2_groups;
+    }
+  };
+
  private:
-  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int64_t num_sms,
-                      int block_m) {
-    int64_t const waves = (tiles * n + blocks - 1) / blocks;
-    // Two blocks on one SM take 1.5 times as long per key.
-    int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
-    int32_t const group = group_of(int32_t(n), false);
-    int64_t const results = n <= group ? n : group + KeySplits::groups_of(int32_t(n), group) + 3;
-    int64_t const result_keys = block_m == 16 ? 14 : 130;
-    return waves * (own + kStartKeys) + (n == 1 ? 0 : kMergeKeys + results * result_keys);
+  // A key, in a block that is alone on its SM.
+  static int64_t key_time(KernelFacts const& facts) {
+    if (facts.block_m == 16) return 54;
+    return facts.block_n >= 32 ? 30 : 95;  // wgmma; mma.sync, as tiles of 16 keys
   }
 };
 
@@ -68,6 +94,7 @@ struct LatentParams : VarlenParams {
   KeySplits splits;
   FastDivisor by_queries;  // divides by the number of queries of a batch entry
   int32_t cluster;         // blocks of a cluster, 1 or 2: tiles of rows with equal keys
+  LatentSplits::Merge merge;
 
   // Called on the host.
   LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
@@ -75,7 +102,9 @@ struct LatentParams : VarlenParams {
       : VarlenParams(VarlenParams::prepare(as_scheduled(p), workspace, device, facts)),
         splits(size_of(as_scheduled(p), blocks, device, facts), workspace),
         by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1),
-        cluster(cluster_of(as_scheduled(p), heads, facts)) {
+        cluster(cluster_of(as_scheduled(p), heads, facts)),
+        merge(LatentSplits::row_blocks(as_scheduled(p), facts.block_m), splits.count,
+              p.split_size > 0) {
     problem = p;
     if (p.kv.indices) by_page = FastDivisor(p.kv.page_size);
   }
@@ -95,6 +124,12 @@ struct LatentParams : VarlenParams {
     Launch launch = splits.launch(blocks, facts);
     launch.cluster = cluster;
     return launch;
+  }
+  Launch launch_before(KernelFacts const&) const { return {}; }
+  Launch launch_after(KernelFacts const&) const {
+    if (splits.count == 1) return {};
+    int64_t const of_merge = blocks * merge.row_blocks << merge.log2_groups;
+    return {of_merge, 1, LatentSplits::Merge::kThreads, LatentSplits::Merge::kBytes};
   }
 
   // In a kernel with clusters: the tile of rows and the split of a block of the grid, and its rank
@@ -174,7 +209,7 @@ struct LatentParams : VarlenParams {
     }
     KeySplits::Size size =
         size_of_splits<LatentSplits>(rounded, tiles, device, facts, facts.block_n);
-    size.group = LatentSplits::group_of(size.count, scheduled.split_size > 0);
+    size.has_counters = false;
     return size;
   }
 };

@@ -18,7 +18,8 @@ struct DecodeSplits {
   static constexpr int kSmallPage = 16;
   static constexpr int kMaxHeadDim = 256, kTileKeys = 16;
 
-  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                        KernelFacts const&) {
     if (tiles < 1 || device.num_sms < 1) return 1;
     // At head dim 128 a block has 98 KB of shared memory. With an 8-bit cache, two blocks would
     // have too many registers.

@@ -30,8 +30,8 @@
 //   Conversion: for an 8-bit cache (Stored: a format of core/token_format.hpp) the stages hold the
 //               bytes of tokens. Between two barriers of the warps of a slice, each warp converts
 //               its rows of a stage to the one tile that is computed.
-//   Merge:      the last block of each group of splits merges the group. The last of these blocks
-//               merges the groups. Both in key order (tile/merge_splits.hpp).
+//   Merge:      splits store their results, and a launch after this one merges them
+//               (latent/merge.hpp)
 #pragma once
 
 #include <type_traits>
@@ -41,11 +41,12 @@
 #include "core/score.hpp"
 #include "core/traits.hpp"
 #include "core/vector.hpp"
+#include "latent/merge.hpp"
 #include "latent/params.hpp"
 #include "latent/rows.hpp"
 #include "latent/tokens.hpp"
 #include "sm80/config.hpp"
-#include "tile/merge_splits.hpp"
+#include "tile/no_launch.hpp"
 #include "tile/products_fp8.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/scores.hpp"
@@ -62,6 +63,8 @@ struct Latent : KernelDefaults {
   static constexpr bool kIsFp8 = Traits::kIsFp8;
   using Stored = typename Traits::Kv;
   using Params = LatentParams;
+  using Before = NoLaunch<Params>;
+  using After = LatentMerge<Element, Shape::kBlockM, Shape::kHeadDimV, Traits::kIsFp8>;
   static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
   static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
   static constexpr int kWarpsM = Shape::kWarpsM, kWarpsD = Shape::kWarpsN;
@@ -93,14 +96,6 @@ struct Latent : KernelDefaults {
   using Place = FragmentPlace<kWarpsM, kWarpsD>;
   static constexpr int kRows = SliceConfig::kRows;
   static constexpr int kBlocks = kBlockN / 8;  // m16n8 blocks of S
-
-  // Traits that SplitMerge requires: O of the block. Each warp has its columns of O.
-  struct MergeConfig {
-    static constexpr int kBlockM = Shape::kBlockM, kHeadDimV = Shape::kHeadDimV;
-    static constexpr int kWarpColumns = kSlice;
-    static constexpr int kRowBlocks = 1, kRows = 2, kThreads = 32 * kWarpsM * kWarpsD;
-    using Place = FragmentPlace<kWarpsM, kWarpsD>;
-  };
 
   struct LatentStage {
     alignas(128) char slice[TileSlice::kBytes];
@@ -148,7 +143,6 @@ struct Latent : KernelDefaults {
     typename Source::Row rows[kWarpsM][kWarpsD][kWarpKeys];  // addresses of the next tile
     // With lists: bit mask of a stage's rows that are keys. Each warp has the bits of its rows.
     uint32_t present[kWarpsD][kStages][kWarpsM];
-    int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;
   };
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -171,28 +165,17 @@ struct Latent : KernelDefaults {
     Arch::sync();  // block full
 
     Warp<Score, Arch> warp(params, lens, shared);
-    TileRange const own = params.splits.share(all, params.splits.split(Arch::block()));
+    int const split = params.splits.split(Arch::block());
+    TileRange const own = params.splits.share(all, split);
     warp.run(own.begin * kN, own.end * kN);
-    if (params.splits.count > 1) {
-      typename MergeConfig::Place const place{Arch::thread()};
-      auto& stages = stages_of(shared);
-      SplitMerge<MergeConfig, Arch, Result<Score, Arch>, sizeof(stages)> const merge{
-          params.splits, place, reinterpret_cast<char*>(&stages)};
-      if (!merge.run_in_groups(warp.result, shared.ticket)) return;
+    if (params.splits.count == 1) {
+      warp.finish();
+    } else {
+      warp.store(After::Result::of(params.splits, unit, split));
     }
-    warp.finish();
   }
 
  private:
-  // The buffers that tiles are copied to.
-  CUTE_DEVICE static auto& stages_of(Shared& shared) {
-    if constexpr (kConverts) {
-      return shared.tokens;
-    } else {
-      return shared.stages;
-    }
-  }
-
   // O of a warp's slice, and the softmax state of its rows, which is equal in all warps of a row.
   template <class Score, class Arch>
   struct Result {
@@ -293,6 +276,17 @@ struct Latent : KernelDefaults {
                              SliceConfig::pv_factor(p, tile.head_kv);
         store_row(tile.template row_of<Element>(p.o, at), o, i, factor, is_row);
       }
+    }
+
+    // Stores the slice of O and the state of its rows, for the launch that merges splits.
+    CUTE_DEVICE void store(typename After::Result const& to) const {
+      Place const place{Arch::thread()};
+      if (m * 16 >= tile.rows) return;
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        if (d == 0 && place.column(0) == 0) to.state(place.row(i)) = result.softmax.rows[i];
+      }
+      to.store(result.acc_o, m, slice / 8, lane);
     }
 
    private:

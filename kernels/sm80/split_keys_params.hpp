@@ -14,11 +14,13 @@ struct DenseSplits {
   static constexpr int64_t kPartKeys = 20;    // for it to read the result of one split
   static constexpr int kMaxHeadDim = 128, kTileKeys = 64;
 
-  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                        KernelFacts const& facts) {
     if (tiles < 1) return 1;
     int64_t most = device.num_sms / tiles;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    int64_t const keys = max_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
+    int64_t const keys =
+        max_keys(p, p.seq_q.seqlen < facts.block_m ? p.seq_q.seqlen : facts.block_m);
     int64_t best = 1, least = keys;
     for (int64_t n = 2; n <= most; ++n) {
       int64_t const cost = keys / n + kMergeKeys + n * kPartKeys;

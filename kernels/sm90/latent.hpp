@@ -31,7 +31,7 @@
 //   Own values: with::OwnValues is for V that is a tensor of its own, in heads of more columns than
 //               an output warpgroup of sm90/forward.hpp has registers for. The ring holds tiles of
 //               32 keys, of K and V in turn; the scores' warpgroup releases those of K
-//   Merge:      by the output warpgroups, as in sm80/latent.hpp (tile/merge_splits.hpp)
+//   Merge:      by the launch after this one, as in sm80/latent.hpp
 //
 // Clocks of an SM per tile, at 2048 multiply-adds and 128 bytes of shared memory per clock: tensor
 // cores 864 + 768; shared memory 432 for K, 320 for Q, 384 for V, 432 for copies, 144 for P.
@@ -42,6 +42,7 @@
 #include "sm90/latent_producer.hpp"
 #include "sm90/latent_scores.hpp"
 #include "sm90/latent_token_producer.hpp"
+#include "tile/no_launch.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -52,6 +53,8 @@ struct Latent : KernelDefaults {
   using Config = LatentConfig<Traits>;
   using Shared = typename Config::SharedStorage;
   using Params = LatentParams;
+  using Before = NoLaunch<Params>;
+  using After = LatentMerge<Element, Config::kBlockM, Config::kHeadDimV, false>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
@@ -60,7 +63,7 @@ struct Latent : KernelDefaults {
   // for values of their own (H200, bf16, 128 x 4096 keys of 128 heads; 4 x 4096, 4 heads).
   static constexpr int kMaxCluster = Config::kConverts ? 2 : 1;
   static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
-  static constexpr bool kPacksHeads = true;
+  static constexpr bool kPacksHeads = true, kOverlapsGrids = true;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {

@@ -105,7 +105,6 @@ struct LatentConfig {
     uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
     arch::Barrier k_full[kStages], k_empty[kStages];    // empty: kReaders of each block released it
     arch::Barrier p_full[kWeights], p_empty[kWeights];
-    int32_t ticket;  // number of blocks that finished before this one
     BlockInfo block;
   };
   struct SharedStorage : Tiles,

@@ -1,11 +1,10 @@
-// An output warpgroup: multiplies P by its columns of V, merges splits, and stores its columns of
-// O.
+// An output warpgroup: multiplies P by its columns of V, and stores its columns of O.
 #pragma once
 
 #include "core/epilogue.hpp"
 #include "core/terms/max_logit.hpp"
+#include "latent/merge.hpp"
 #include "sm90/latent_cluster.hpp"
-#include "tile/merge_splits.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -19,32 +18,13 @@ struct LatentOutput {
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kThreads = Config::kOutputGroups * Config::kGroupThreads;
   static constexpr int kFirst = Config::kThreads - kThreads;  // first thread
-  static constexpr int kBarrier = 2;                          // barrier of the output warpgroups
 
   // P V is issued in two halves of the columns: in a kernel that starts with 128 registers per
   // thread, ptxas (CUDA 13.0) accepts no wgmma of 256 columns.
   static constexpr int kParts = 2, kPartSize = Config::kColumns / 2 / kParts;
 
-  // Presents the output warpgroups as a block.
-  struct Threads : Arch {
-    CUTE_DEVICE static int thread() { return Arch::thread() - kFirst; }
-    CUTE_DEVICE static void sync() { Arch::sync(kBarrier, kThreads); }
-  };
-  // Position of a thread in O. All warpgroups have all 64 rows.
-  struct Place {
-    int thread;
-    CUTE_DEVICE int warp_n() const { return thread / Config::kGroupThreads; }
-    CUTE_DEVICE int row(int i) const { return rows().row(i); }
-    CUTE_DEVICE int column(int j) const { return rows().column(j); }
-    CUTE_DEVICE typename Config::Place rows() const { return {thread % Config::kGroupThreads}; }
-  };
-  // Traits that SplitMerge requires.
-  struct MergeConfig {
-    static constexpr int kBlockM = Config::kBlockM, kHeadDimV = Config::kHeadDimV;
-    static constexpr int kWarpColumns = Config::kColumns;
-    static constexpr int kRowBlocks = 1, kRows = Config::kRows, kThreads = LatentOutput::kThreads;
-    using Place = LatentOutput::Place;
-  };
+  using Place = typename Config::Place;  // all warpgroups have all 64 rows
+  using Split = SplitResult<Config::kBlockM, Config::kHeadDimV>;
   struct Result {
     Fragment<float, 1, Config::kColumns / 8> acc_o;
     SoftmaxRows<Arch, kRows> softmax;
@@ -53,7 +33,7 @@ struct LatentOutput {
   typename Config::Params const& params;
   Shared& shared;
   LatentCluster<Config, Arch> const cluster{params, shared};
-  int const group = Arch::uniform(Threads::thread() / Config::kGroupThreads);
+  int const group = Arch::uniform((Arch::thread() - kFirst) / Config::kGroupThreads);
   Result result = {};
 
   CUTE_DEVICE void run() {
@@ -72,17 +52,16 @@ struct LatentOutput {
       in.advance();
     }
     Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
-    Place const place{Threads::thread()};
+    Place const place{Arch::thread() % Config::kGroupThreads};
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
     cluster.leave();  // stages unused
-    if (params.splits.count > 1) {
-      SplitMerge<MergeConfig, Threads, Result, sizeof(Config::Tiles::k)> const merge{
-          params.splits, place, shared.k[0], params.unit(Arch::block()),
-          params.split(Arch::block())};
-      if (!merge.run_in_groups(result, shared.ticket)) return;
+    if (params.splits.count == 1) {
+      finish(place);
+    } else {
+      int const block = Arch::block();
+      store(place, Split::of(params.splits, params.unit(block), params.split(block)));
     }
-    finish(place);
   }
 
  private:
@@ -122,6 +101,17 @@ struct LatentOutput {
     }
     Arch::wgmma_commit();
     Arch::template wgmma_wait<0>(o, p);
+  }
+
+  // Stores the columns of O and the state of the rows, for the launch that merges splits.
+  CUTE_DEVICE void store(Place const& place, Split const& to) const {
+    int const row_block = place.thread / 32;
+    if (row_block * 16 >= shared.block.tile.rows) return;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (group == 0 && place.column(0) == 0) to.state(place.row(i)) = result.softmax.rows[i];
+    }
+    to.store(result.acc_o, row_block, group * Config::kColumns / 8, place.thread % 32);
   }
 
   // Normalises and stores the columns of O, LSE, and the largest logits.

@@ -36,28 +36,7 @@ struct SplitMerge {
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
     store(partial(split), out);
     if (!splits.template is_last<Arch>(unit, ticket)) return false;
-    merge(out, 0, 1, splits.count);
-    return true;
-  }
-
-  // run() in two levels. The last block of each group of splits merges the group and stores the
-  // result in place of the group's first one; the last of these blocks merges the groups. With many
-  // splits of a large O, a single block would take longer to read all splits than the keys take.
-  CUTE_DEVICE bool run_in_groups(Out& out, int32_t& ticket) const {
-    int const size = splits.group;
-    int const group = split / size, first = group * size;
-    int const left = splits.count - first, groups = KeySplits::groups_of(splits.count, size);
-    int32_t* const counters =
-        splits.counters + int64_t(unit) * KeySplits::counters_of_tile(splits.count, size);
-    int const own = left < size ? left : size;
-    store(partial(split), out);
-    if (!KeySplits::is_last_of<Arch>(counters[group], own, ticket)) return false;
-    merge(out, first, 1, own);
-    if (groups == 1) return true;
-    Arch::sync();  // rows of the first split empty
-    store(partial(first), out);
-    if (!KeySplits::is_last_of<Arch>(counters[groups], groups, ticket)) return false;
-    merge(out, 0, size, groups);
+    merge(out);
     return true;
   }
 
@@ -93,12 +72,11 @@ struct SplitMerge {
     }
   }
 
-  // Merges `count` results, every step-th from split `first` on.
-  CUTE_DEVICE void merge(Out& out, int first, int step, int count) const {
-    int const end = first + step * count;
-    int next = first, next_copy = 0, to = 0;  // the next blocks to copy, and their stage
+  // Merges the results of all splits.
+  CUTE_DEVICE void merge(Out& out) const {
+    int next = 0, next_copy = 0, to = 0;  // the next blocks to copy, and their stage
     auto const copy = [&] {
-      if (next < end) {
+      if (next < splits.count) {
         Quad const* const from = quads(partial(next)) + next_copy * (kAtOnce * Config::kThreads);
         auto const target = Arch::smem_address(stage(to));
         CUTE_UNROLL
@@ -110,7 +88,7 @@ struct SplitMerge {
       Arch::cp_async_commit_group();
       to = to == kStages - 1 ? 0 : to + 1;
       next_copy = next_copy == kCopies - 1 ? 0 : next_copy + 1;
-      if (next_copy == 0) next += step;
+      if (next_copy == 0) ++next;
     };
     CUTE_NO_UNROLL
     for (int i = 0; i < kStages - 1; ++i) copy();
@@ -118,7 +96,7 @@ struct SplitMerge {
     SoftmaxRow(&rows)[kRows] = out.softmax.rows;
     for (int i = 0; i < kRows; ++i) rows[i] = {};
 #pragma unroll 8
-    for (int n = first; n < end; n += step) {
+    for (int n = 0; n < splits.count; ++n) {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].max = fmaxf(rows[i].max, row(partial(n), i)->max);
     }
@@ -126,7 +104,7 @@ struct SplitMerge {
     clear(out.acc_o);
     int at = 0;
     CUTE_NO_UNROLL
-    for (int n = first; n < end; n += step) {
+    for (int n = 0; n < splits.count; ++n) {
       float factors[kRows];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].merge(*row(partial(n), i), 1.0f, factors[i]);

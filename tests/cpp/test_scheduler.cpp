@@ -133,7 +133,7 @@ TEST(the_fewest_splits_that_fill_the_sms_as_evenly_as_95_percent_of_the_best) {
         int64_t best = 1, least = 1;
         for (int n = 2; n <= most; ++n) best = n * waves(best) > best * waves(n) ? n : best;
         while (100 * least * waves(best) < 95 * best * waves(least)) ++least;
-        CHECK_EQ(DecodeSplits::splits(p, tiles, {0, sms}, 16), int(least));
+        CHECK_EQ(DecodeSplits::splits(p, tiles, {0, sms}, {}), int(least));
       }
     }
   }
@@ -147,7 +147,7 @@ TEST(with_small_pages_an_sm_has_two_splits_if_it_has_room) {
   auto const splits = [&](int page_size, DType dtype) {
     p.kv.block_table = &table, p.kv.page_size = page_size;
     p.k.dtype = p.v.dtype = dtype;
-    return DecodeSplits::splits(p, 128, gpu, 16);
+    return DecodeSplits::splits(p, 128, gpu, {});
   };
   CHECK_EQ(splits(1, DType::kFloat16), 2);
   CHECK_EQ(splits(16, DType::kFloat16), 2);
@@ -157,7 +157,7 @@ TEST(with_small_pages_an_sm_has_two_splits_if_it_has_room) {
   CHECK_EQ(splits(16, DType::kFloat16), 1);
   gpu.smem_per_sm = 228 << 10;
   p.kv.block_table = nullptr;
-  CHECK_EQ(DecodeSplits::splits(p, 128, gpu, 16), 1);
+  CHECK_EQ(DecodeSplits::splits(p, 128, gpu, {}), 1);
 }
 
 TEST(the_cost_of_a_call) {

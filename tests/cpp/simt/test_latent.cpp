@@ -199,26 +199,22 @@ struct Packed : packed::Packed {
   explicit Packed(Problem const& p) : packed::Packed({p}, 3) {}
 };
 
-// Runs the case in `splits` parts, with a workspace of garbage and zeros that each run leaves.
+// Runs the case in `splits` parts, with a workspace of garbage.
 template <class Kernel, class Cache, class Score>
 std::string run(SolvedCase& solved, int splits, simt::FiberOrder order) {
-  static KernelUnit const unit = simt::host_unit<Kernel, Score>();
-  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Score>();
+  static KernelUnit const unit = simt::host_unit_with_pre_post<Kernel, Score>();
+  constexpr KernelArguments arguments =
+      arguments_with_pre_post_of<typename Kernel::Params, Score>();
   Cache cache(solved.call());
   cache.problem.num_splits = splits;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(cache.problem, {}, unit.facts)),
                               char(0xff));
-  std::vector<int32_t> zeros(size_t(order == simt::FiberOrder::kForward ? 256 : 0));
   RunOptions options;
-  options.workspace = {workspace.data(), int64_t(workspace.size()), zeros.data(),
-                       int64_t(zeros.size()) * 4};
+  options.workspace = {workspace.data(), int64_t(workspace.size())};
   simt::launch_schedule().order = order;
   Status const status = launch(arguments, unit, cache.problem, {}, options);
   if (!status.ok()) return status.message;
   cache.give_back();
-  if (std::any_of(zeros.begin(), zeros.end(), [](int32_t x) { return x != 0; })) {
-    return "zeros are not left as zeros";
-  }
   return solved.verdict();
 }
 
@@ -306,8 +302,13 @@ TEST(many_rows) {
   check<OfManyRows, Listed>(causal(make("few rows", 6, 3, 2)), DType::kFloat16, {1});
 }
 
-TEST(two_levels) {
-  check<Latent, Paged>(make("a merge of groups", 1, 700, 4, 2), DType::kFloat16, {16, 17, 21});
+// Of up to 8 splits a thread of the merge reads all, of more every n-th.
+TEST(merges) {
+  check<Latent, Paged>(make("shares of splits", 1, 700, 12, 2), DType::kFloat16,
+                       {2, 4, 7, 9, 17, 21});
+  Case many = make("more splits than a thread reads at once", 1, 2400, 3);
+  many.sinks = true;
+  check<Latent, Dense>(many, DType::kFloat16, {75});
 }
 
 TEST(wgmma) {
@@ -407,7 +408,7 @@ TEST(wgmma_clusters) {
                                   DType::kFloat16, {2});
   check<InClusters<Wgmma>, Paged>(make("no key", 1, 0, 128, 2), DType::kFloat16, {1, 2});
   check<InClusters<Wgmma>, Paged>(make("one key", 1, 1, 128), DType::kFloat16, {1});
-  check<InClusters<Wgmma>, Paged>(make("a merge of groups", 1, 900, 128), DType::kFloat16, {18});
+  check<InClusters<Wgmma>, Paged>(make("many splits", 1, 900, 128), DType::kFloat16, {18});
   check<InClusters<Wgmma>, Listed>(make("lists", 2, 170, 128, 2), DType::kFloat16, {1, 2});
   Case values = make("values of their own", 2, 200, 64);
   values.head_dim = 512;
@@ -507,7 +508,7 @@ TEST(largest_logits) {
   lists.sinks = true;
   lists.magnitude = 0.01f;
   check<Latent, Listed, Largest>(lists, DType::kFloat16, {1});
-  check<Latent, Paged, Largest>(make("a merge of groups", 1, 700, 4), DType::kFloat16, {21});
+  check<Latent, Paged, Largest>(make("many splits", 1, 700, 4), DType::kFloat16, {21});
 }
 
 }  // namespace
