@@ -97,7 +97,10 @@ def _check_avoids(avoids: list, where: str) -> None:
     for calls in avoids:
         _check_type("an entry of avoids", calls, dict, where)
         for name, bounds in calls.items():
-            choose(name, COUNTS, "avoids", where)
+            if name == "to":
+                _check_type("to of avoids", bounds, str, where)
+                continue
+            choose(name, (*COUNTS, "to"), "avoids", where)
             _check_type(f"{name} of avoids", bounds, list, where)
             are_numbers = all(type(bound) in (int, float) for bound in bounds)
             if not (are_numbers and len(bounds) == 2 and 0 <= bounds[0] < bounds[1]):
@@ -278,4 +281,9 @@ def load(manifest: Path | str = MANIFEST) -> list[Row]:
                 )
             seen.add(row.key)
             rows.append(row)
+    names = list(kernels)
+    for number, kernel in enumerate(kernels.values(), start=1):
+        for calls in kernel.avoids:
+            if "to" in calls:
+                choose(calls["to"], names[number:], "to", f"avoids of {kernel.name}")
     return sorted(rows, key=lambda row: (row.simt, row.device == "cpu"))

@@ -48,7 +48,7 @@ ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
 COUNTS = (
     *("blocks_per_sm", "rows", "keys", "splits", "num_splits"),
-    *("head_dim", "fill", "repeats"),
+    *("head_dim", "fill", "repeats", "visible"),
 )
 MAX_AVOIDS = 4  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
@@ -111,7 +111,9 @@ class Kernel:
     quantize: str = "none"
     tma: bool = False  # reads operands through TMA
     scalar: bool = False  # a GPU kernel without tensor cores
-    avoids: tuple[dict, ...] = ()  # calls that it leaves to a later kernel: {COUNTS: [from, below]}
+    avoids: tuple[
+        dict, ...
+    ] = ()  # calls left to later kernels: {COUNTS: [from, below], "to": name}
     entry_names: str = "cutlass"  # or "plain", see variant_key.PREFIXES
 
     @property
@@ -351,19 +353,18 @@ class Build:
         return [score for score in row.kernel.scores if score not in compiled]
 
 
-def _ranges(calls: dict[str, list[float]]) -> str:
+def _ranges(calls: dict[str, Any]) -> str:
     """An entry of avoids as CallRanges of kernels/runtime/manifest.hpp."""
 
     def bound(value: float) -> str:
         return "kUnlimited" if value == math.inf else f"{float(value)}f"
 
-    return designated(
-        {
-            name: f"{{{bound(first)}, {bound(below)}}}"
-            for name in COUNTS
-            for first, below in filter(None, [calls.get(name)])
-        }
-    )
+    fields = {
+        name: f"{{{bound(first)}, {bound(below)}}}"
+        for name in COUNTS
+        for first, below in filter(None, [calls.get(name)])
+    }
+    return designated(fields | ({"to": quote(calls["to"])} if "to" in calls else {}))
 
 
 def _bits(options: tuple[str, ...]) -> str:

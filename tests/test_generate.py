@@ -297,6 +297,23 @@ def test_calls_that_a_kernel_avoids_are_ranges(tmp_path):
     assert f".avoids = {{{first}, {{.splits = {{1.0f, 2.0f}}}}}}, .num_avoids = 2" in text
 
 
+def test_a_kernel_leaves_calls_to_one_later_kernel(tmp_path):
+    """But not to one before it, nor to one that there is not."""
+    of_row = 'rows = [{ tile = "64x64x4", head_dims = [64], dtypes = ["f16"] }]'
+    leaves = 'avoids = [{ to = "sm80/second", rows = [0, 17] }]'
+    first, second = (f'name = "sm80/{name}", {of_row}' for name in ("first", "second"))
+
+    def table_of(*kernels):
+        text = ONE.replace("TYPE", FORWARD).replace(f"{{ AXES, {of_row} }}", ", ".join(kernels))
+        return made(tmp_path, text)["manifest_table.inc"]
+
+    entry = '.avoids = {{.rows = {0.0f, 17.0f}, .to = "sm80/second"}}, .num_avoids = 1'
+    assert entry in table_of(f"{{ {leaves}, {first} }}", f"{{ {second} }}")
+    for kernels in ([f"{{ {second} }}", f"{{ {leaves}, {first} }}"], [f"{{ {leaves}, {first} }}"]):
+        with pytest.raises(generate.ManifestError, match="to is 'sm80/second'; allowed: "):
+            table_of(*kernels)
+
+
 # A manifest of one kernel of this type, scores and axes.
 ONE = """
 scores = { identity = "IdentityScore", softcap = "SoftcapScore", general = "GeneralScore" }

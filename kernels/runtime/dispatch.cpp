@@ -65,6 +65,25 @@ struct HeadTiles {
   }
 };
 
+// The share of the keys that a query sees by causality, window and chunk, in the mean: interpolated
+// between the first, the middle two and the last query. Packed sequences are taken to have the mean
+// length.
+float visible_keys(Problem const& p) {
+  auto const length_of = [&](Sequences const& s) {
+    return s.cu_seqlens ? int32_t(s.rows() / std::max(p.batch, 1)) : s.seqlen;
+  };
+  SeqLens const lens{length_of(p.seq_q), length_of(p.seq_k)};
+  if (lens.q < 1 || lens.k < 1) return 1.0f;
+  IntervalMask const mask(p.mask, lens);
+  int32_t const last = lens.q - 1;
+  int64_t keys = 0;
+  for (int32_t const query : {0, last / 2, (last + 1) / 2, last}) {
+    TileRange const range = mask.tiles(query, query + 1, 1);
+    keys += std::max(range.end - range.begin, 0);
+  }
+  return float(keys) / (4.0f * float(lens.k));
+}
+
 // A number of a call for which `avoids` of manifest.toml has ranges.
 struct Counted {
   CallRanges::Range CallRanges::* range;
@@ -93,12 +112,17 @@ constexpr Counted kCounts[] = {
      [](Variant const& v, Problem const& p, DeviceInfo const&) { return HeadTiles(v, p).fill; }},
     {&CallRanges::repeats, "keys that are read %s times",
      [](Variant const& v, Problem const& p, DeviceInfo const&) { return HeadTiles(v, p).repeats; }},
+    {&CallRanges::visible, "%s of the keys visible",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return visible_keys(p); }},
 };
 
 bool is_any(CallRanges::Range const& range) { return range.from <= 0 && range.below == kUnlimited; }
 
-// The entry of the kernel's `avoids` that applies, or null.
-CallRanges const* avoided(Variant const& variant, Problem const& p, DeviceInfo const& device) {
+// The entry of the kernel's `avoids` that applies, or null. runs(name): whether that kernel can run
+// the call.
+template <class Runs>
+CallRanges const* avoided(Variant const& variant, Problem const& p, DeviceInfo const& device,
+                          Runs&& runs) {
   for (int i = 0; i < variant.kernel->num_avoids; ++i) {
     CallRanges const& ranges = variant.kernel->avoids[i];
     auto const holds = [&](Counted const& counted) {
@@ -107,7 +131,8 @@ CallRanges const* avoided(Variant const& variant, Problem const& p, DeviceInfo c
       float const count = counted.count(variant, p, device);
       return range.from <= count && count < range.below;
     };
-    if (std::all_of(std::begin(kCounts), std::end(kCounts), holds)) return &ranges;
+    bool const applies = std::all_of(std::begin(kCounts), std::end(kCounts), holds);
+    if (applies && (ranges.to == nullptr || runs(ranges.to))) return &ranges;
   }
   return nullptr;
 }
@@ -121,7 +146,7 @@ float cost_of(Variant const& variant, Problem const& p, DeviceInfo const& device
 // rows and 77 with 64 (H200).
 bool has_enough_rows(Variant const& variant, Problem const& p, DeviceInfo const& device) {
   Op const op = variant.kernel->op;
-  if (op == Op::kForward && p.seq_q.cu_seqlens && HeadTiles(variant, p).fill < 0.5f) return false;
+  if (op == Op::kForward && p.seq_q.cu_seqlens && HeadTiles(variant, p).fill <= 0.5f) return false;
   return blocks_per_sm(p, op, variant.block_m, device) >= kMinTilesPerSm;
 }
 
@@ -156,16 +181,25 @@ struct Order {
       float cost = 0.0f;
     } preferred, fallback;         // fallback: the kernel avoids the call
     Choice const* last = nullptr;  // the last choice that could run
+    auto const runs = [&](std::string_view kernel) {
+      return std::any_of(choices.begin(), choices.end(), [&](Choice const& choice) {
+        return choice.variant->info.kernel == kernel && can_run(*choice.variant, call, device);
+      });
+    };
+    char const* left_to = nullptr;  // the kernel to which others leave the call
     for (Choice const& choice : choices) {
       if (preferred.variant && &choice >= &choices[0] + end_of_costs) break;
       Variant const& variant = *choice.variant;
+      if (left_to && variant.info.kernel != left_to) continue;
       bool const has_variant = last && last->variant->kernel == variant.kernel;
       if (has_variant && !(choice.has_cost && choice.cost_group == last->cost_group)) continue;
       if (preferred.variant && !choice.has_cost) continue;
       if (choice.needs_blocks && !has_enough_rows(variant, call.p, device)) continue;
       if (!can_run(variant, call, device)) continue;
       last = &choice;
-      bool const is_avoided = avoided(variant, call.p, device) != nullptr;
+      CallRanges const* const avoids = avoided(variant, call.p, device, runs);
+      bool const is_avoided = avoids != nullptr;
+      if (is_avoided && avoids->to) left_to = avoids->to;
       if (!is_avoided && !variant.cost.is_known()) return &variant;
       auto& found = is_avoided ? fallback : preferred;
       if (is_avoided && found.variant && found.variant->kernel != variant.kernel) continue;
@@ -371,7 +405,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
     std::snprintf(text, sizeof text, value >= 1000.0f ? "%.0f" : "%.3g", double(value));
     return std::string(text);
   };
-  CallRanges const* const avoids = avoided(other, problem, device);
+  auto const runs = [&](std::string_view kernel) { return kernel == a.kernel; };
+  CallRanges const* const avoids = avoided(other, problem, device, runs);
   if (chosen.cost.is_known() && other.cost.is_known() && !avoids) {
     float const ratio = cost_of(other, problem, device) / cost_of(chosen, problem, device);
     if (ratio > 1.0f) {

@@ -17,7 +17,8 @@ struct CallRanges {
     float from = 0.0f, below = kUnlimited;
   };
   Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
-  Range head_dim = {}, fill = {}, repeats = {};
+  Range head_dim = {}, fill = {}, repeats = {}, visible = {};
+  char const* to = nullptr;  // the kernel that is to run the calls, if it can; null: any later one
 };
 
 // Most rows of a call, as in VariantInfo: Params::kMaxRows, if the kernel has such a limit.

@@ -72,19 +72,20 @@ def test_splits_of_pages(device, page, splits):
 
 # (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
 LATENT = [
-    ("sm_90", (16, 16, 8192, 512), "sm80/latent", 16),
-    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 132),
-    ("sm_90", (100, 16, 4096, 512), "sm80/latent", 5),
+    ("sm_90", (16, 16, 8192, 512), "sm90/latent", 8),
+    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 128),
+    ("sm_90", (8, 16, 4096, 512), "sm80/latent", 33),
+    ("sm_90", (100, 16, 4096, 512), "sm90/latent", 5),
     ("sm_90", (128, 16, 4096, 512), "sm90/latent", 1),
     ("sm_90", (128, 16, 1024, 512), "sm80/latent", 2),
     ("sm_90", (128, 32, 4096, 512), "sm90/latent", 1),
     ("sm_90", (16, 32, 8192, 512), "sm90/latent", 8),
     ("sm_90", (64, 32, 1024, 512), "sm90/latent", 2),
-    ("sm_90", (16, 32, 1024, 512), "sm80/latent", 8),
-    ("sm_90", (8, 32, 8192, 512), "sm80/latent", 16),
+    ("sm_90", (16, 32, 1024, 512), "sm90/latent", 7),
+    ("sm_90", (8, 32, 8192, 512), "sm90/latent", 16),
     ("sm_90", (128, 128, 4096, 512), "sm90/latent", 1),
     ("sm_90", (16, 33, 8192, 512), "sm90/latent", 8),
-    ("sm_90", (1, 32, 32768, 512), "sm80/latent", 132),
+    ("sm_90", (1, 32, 32768, 512), "sm90/latent", 128),
     ("sm_89", (16, 16, 8192, 512), "sm80/latent", 8),
     ("sm_89", (16, 32, 8192, 512), "sm80/latent", 4),
     ("sm_89", (2, 33, 100, 512), "sm80/latent_64", 1),
@@ -136,9 +137,9 @@ def test_which_kernel_has_the_largest_logits_of_lists(device, queries, heads, ke
     ("lists", "heads", "kernel"),
     [
         (500, 16, "sm90/latent"),
-        (100, 16, "sm80/latent"),
-        (100, 32, "sm90/latent"),
-        (8, 32, "sm80/latent"),
+        (16, 16, "sm90/latent"),
+        (8, 16, "sm80/latent"),
+        (8, 32, "sm90/latent"),
     ],
 )
 def test_which_kernel_runs_lists_of_2048_keys(lists, heads, kernel):
@@ -154,8 +155,8 @@ def test_which_kernel_runs_lists_of_2048_keys(lists, heads, kernel):
 @pytest.mark.parametrize(
     ("device", "cache", "queries", "options", "kernel"),
     [
-        ("sm_90", torch.bfloat16, 1, {}, "sm80/wide"),
-        ("sm_90", torch.bfloat16, 2, {"window": (500, 0), "softcap": 30.0}, "sm80/wide"),
+        ("sm_90", torch.bfloat16, 1, {}, "sm90/wide"),
+        ("sm_89", torch.bfloat16, 2, {"window": (500, 0), "softcap": 30.0}, "sm80/wide"),
         ("sm_90", torch.bfloat16, 4, {"window": (500, 0), "softcap": 30.0}, "sm90/wide"),
         ("sm_89", torch.bfloat16, 5, {"attention_chunk": 100}, "sm80/wide_64"),
         ("sm_90", torch.bfloat16, 5, {"attention_chunk": 100}, "sm90/wide"),

@@ -164,6 +164,47 @@ def test_a_backward_pass_has_the_kernel_that_the_docs_name(call, hopper, ada):
 
 
 @pytest.mark.parametrize(
+    ("heads", "lengths", "head_dim", "options", "kernel"),
+    [
+        # docs/notes/hopper.md: the two-pass kernel wherever the tiles of keys leave SMs idle.
+        ((8, 8), (512, 512), 128, {}, "sm90/backward_two_pass"),
+        ((8, 8), (1024, 1024), 128, {}, "sm90/backward_wgmma"),
+        ((8, 8), (1024, 1024), 128, {"causal": True}, "sm90/backward_two_pass"),
+        ((32, 8), (1024, 1024), 128, {"causal": True}, "sm90/backward_two_pass"),
+        ((8, 8), (4096, 4096), 128, {"causal": True}, "sm90/backward_wgmma"),
+        ((8, 8), (1024, 1024), 96, {"causal": True}, "sm90/backward_two_pass"),
+        ((32, 8), (1024, 1024), 64, {"causal": True}, "sm90/backward_two_pass"),
+        ((8, 8), (2048, 2048), 64, {"causal": True}, "sm90/backward_wgmma_q128"),
+        ((8, 8), (1024, 1024), 64, {}, "sm90/backward_wgmma_q128"),
+        ((8, 8), (512, 512), 64, {}, "sm90/backward_two_pass"),
+        # Bottom-right: 16 queries see nearly all keys.
+        ((8, 8), (16, 1024), 128, {"causal": True}, "sm90/backward_wgmma"),
+        ((8, 8), (1024, 1024), 128, {"window": (64, 0)}, "sm90/backward_two_pass"),
+        (
+            (8, 8),
+            (1024, 1024),
+            128,
+            {"causal": True, "deterministic": True},
+            "sm90/backward_two_pass",
+        ),
+        # The two-pass kernel lacks these, and mma.sync is no better.
+        ((8, 8), (512, 512), 128, {"softcap": 20.0}, "sm90/backward_wgmma"),
+        ((8, 8), (512, 512), 64, {"softcap": 20.0}, "sm90/backward_wgmma"),
+    ],
+)
+def test_few_tiles_of_keys_have_a_kernel_without_additions(
+    heads, lengths, head_dim, options, kernel
+):
+    if reason := jit.available():
+        pytest.skip(reason)
+    q, k = (
+        torch.empty((1, h, n, head_dim), dtype=torch.float16)
+        for h, n in zip(heads, lengths, strict=True)
+    )
+    assert explain(q, k, k, device="H200", grad=True, **options).chosen.kernel == kernel
+
+
+@pytest.mark.parametrize(
     ("head_dim", "head_dim_v", "of_tile"),
     [
         (136, 136, (192, 192)),
