@@ -173,6 +173,13 @@ def fits_head_dims(variant, case):
     return least <= head_dim <= variant.head_dim and head_dim_v <= variant.head_dim_v
 
 
+def head_dim_of(variant, case):
+    """The case's own, or what the kernel is compiled for: 64 where that is any up to a limit. Cases
+    with a head dim of their own show the limits, and the time of a call grows with it."""
+    is_any = variant.head_dim == 0 or variant.kernel.startswith(("scalar/tiled", "scalar/backward"))
+    return case.head_dim or (64 if is_any else variant.head_dim)
+
+
 WITHOUT_SOFTCAP = ("sm90/backward_two_pass", "sm90/backward_wgmma_q128")
 # Kernels, and what they read for two keys at a time.
 PAIRS = (

@@ -14,7 +14,7 @@ from cutlass_attn import testing
 
 @pytest.mark.parametrize(("variant", "case"), cases.all_pairs(case_list.CASES + case_list.PAIRWISE))
 def test_case(variant, case):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
     options = cases.keywords(case, variant.dtype, variant.device)
     result, lse = cutlass_attn.attention(
@@ -72,7 +72,7 @@ def check_takes(variant, dtype, device, where=None):
     for case in case_list.CASES + case_list.PAIRWISE:
         if variant.quantize and case.dropout_p:
             continue  # wrong for any kernel
-        head_dim = case.head_dim or variant.head_dim or 64
+        head_dim = cases.head_dim_of(variant, case)
         takes = cases.takes(variant, case)
         call = case, dtype, head_dim, device
         found = takers(*call, where, variant.accumulate, variant.quantize)

@@ -45,7 +45,7 @@ def pairs():
 
 @pytest.mark.parametrize(("variant", "case", "splits"), pairs())
 def test_case(variant, case, splits):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     args, options = call_of(case, variant.dtype, head_dim, variant.device)
     out = args[0].new_full((*args[0].shape[:-1], args[2].shape[-1]), torch.nan)
     result, lse = attention_decode(

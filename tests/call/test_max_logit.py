@@ -24,7 +24,7 @@ def confirm(found, due):
 
 @pytest.mark.parametrize(("variant", "case"), cases.all_pairs(CASES))
 def test_case(variant, case):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
     options = cases.keywords(case, variant.dtype, variant.device)
     own = cases.own(variant)
@@ -45,7 +45,7 @@ def test_variant_takes_all_it_should(variant):
     for case in CASES[::9]:
         if variant.quantize and case.dropout_p:
             continue  # wrong for any kernel
-        head_dim = case.head_dim or variant.head_dim or 64
+        head_dim = cases.head_dim_of(variant, case)
         q, k, v, _ = cases.tensors(case, variant.dtype, head_dim, variant.device, False)
         options = cases.keywords(case, variant.dtype, variant.device)
         explanation = explain(q, k, v, **options, **cases.own(variant))

@@ -101,7 +101,7 @@ def pairs(op, which):
 
 @pytest.mark.parametrize(("variant", "case", "side"), pairs("forward", CASES))
 def test_forward(variant, case, side):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     padded = Padded(case, side, variant.dtype, head_dim, variant.device)
     out, lse = attention(
         padded.q, padded.k, padded.v, **padded.options, return_lse=True, kernel=variant.key
@@ -135,7 +135,7 @@ def due_of(padded, grad_out, grad_lse):
     ("variant", "case", "side"), pairs("backward", [x for x in CASES if x.name in FEW])
 )
 def test_backward(variant, case, side):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     padded = Padded(case, side, variant.dtype, head_dim, variant.device)
     rng = np.random.default_rng(7)
     grad_out, grad_lse = (

@@ -50,7 +50,7 @@ def test_kernels_that_take_all():
 
 @pytest.mark.parametrize(("variant", "case"), pairs())
 def test_case(variant, case):
-    head_dim = case.head_dim or variant.head_dim or 64
+    head_dim = cases.head_dim_of(variant, case)
     args, options = call_of(case, variant.dtype, head_dim, variant.device)
     rows = sum(case.seqlens_q)
     out = torch.full((args[0].shape[0], case.heads, case.head_dim_v or head_dim), 7.0).to(args[0])
