@@ -91,6 +91,13 @@ namespace {
 
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
 
+// The entries of a contiguous cache as pages that hold all their rows. Entries without rows have no
+// memory, so they are no pages.
+KvStore entries_as_pages(int32_t const* index, int32_t rows, int64_t entries) {
+  return {index, index ? 1 : 0, std::max(rows, 1),
+          rows > 0 ? size("the batch of k_cache", entries) : 0};
+}
+
 void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_listed = has_value(given.indices);
   if (!is_listed) require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
@@ -137,11 +144,9 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   } else {
     p.seq_k.seqlen = size("the number of rows of k_cache", k.shape[1]);
     if (is_mapped) {
-      // Each entry of the cache is a page that holds all its rows.
       View const index =
           read_int32(call, "cache_batch_idx", given.cache_batch_idx, memory, {p.batch}, "(batch,)");
-      p.kv = {address<int32_t>(index), 1, std::max(p.seq_k.seqlen, 1),
-              size("the batch of k_cache", k.shape[0])};
+      p.kv = entries_as_pages(address<int32_t>(index), p.seq_k.seqlen, k.shape[0]);
     } else if (k.shape[0] != p.batch) {
       raise(PyExc_ValueError, "k_cache has " + std::to_string(k.shape[0]) + " entries and q " +
                                   std::to_string(p.batch) +
@@ -162,6 +167,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
 void check_cache_seqlens(Call const& call, Arguments const& given) {
   Problem const& p = call.problem;
   bool const is_mapped = has_value(given.cache_batch_idx);
+  int64_t const entries = call.library->read(given.k, true).shape[0];
   for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu && p.seq_k.seqused; ++b) {
     int32_t const length = p.seq_k.seqused[b];
     if (p.kv.indices && (length < 0 || length > p.seq_k.seqlen)) {
@@ -188,10 +194,10 @@ void check_cache_seqlens(Call const& call, Arguments const& given) {
                 (is_mapped || !p.kv.block_table ? "k_cache" : "block_table") + " covers");
     }
     int32_t const entry = is_mapped ? p.kv.block_table[b] : 0;
-    if (entry < 0 || (is_mapped && entry >= p.kv.num_pages)) {
+    if (entry < 0 || (is_mapped && entry >= entries)) {
       raise(PyExc_ValueError, "cache_batch_idx[" + std::to_string(b) + "] is " +
                                   std::to_string(entry) + ", allowed: 0 to " +
-                                  std::to_string(p.kv.num_pages - 1) + ", the entries of k_cache");
+                                  std::to_string(entries - 1) + ", the entries of k_cache");
     }
   }
 }
@@ -229,6 +235,7 @@ void read_rotary(Call const& call, Arguments const& given, bool memory, AppendPr
     raise(PyExc_ValueError, "rotary_cos and rotary_sin must have equal numbers of columns, got " +
                                 shape_of(given.rotary_cos) + " and " + shape_of(given.rotary_sin));
   }
+  if (p.seq_k.seqlen == 0) return;  // no key to rotate or to see, and maybe no position
   append.rotary.cos = address<void>(views[0]);
   append.rotary.sin = address<void>(views[1]);
   append.rotary.cos_stride = views[0].strides[0];
@@ -283,7 +290,7 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
     append.v_cache = p.v;
   }
   append.kv = p.kv;
-  if (!p.kv.block_table) append.kv = {nullptr, 0, std::max(p.seq_k.seqlen, 1), p.batch};
+  if (!p.kv.block_table) append.kv = entries_as_pages(nullptr, p.seq_k.seqlen, p.batch);
   append.cache_rows = p.seq_k.seqlen;
   append.cache_seqlens = p.seq_k.seqused;
   append.batch = p.batch;

@@ -23,6 +23,8 @@ using serving::AppendRow;
 using serving::is_stored_as_fp8;
 
 Status check(AppendProblem const& p) {
+  // Queries beyond the last position are rotated by it.
+  int32_t const positions = p.rotary.dim > 0 ? std::max(p.cache_rows, p.q.data ? 1 : 0) : 0;
   struct {
     char const* name;
     int64_t value, least, most;
@@ -36,7 +38,7 @@ Status check(AppendProblem const& p) {
       {"num_pages", p.kv.num_pages, 0, INT32_MAX},
       {"cache_rows", p.cache_rows, 0, kMaxSeqlen},
       {"rotary.dim", p.rotary.dim, 0, p.head_dim},
-      {"rotary.positions", p.rotary.positions, p.rotary.dim > 0 ? p.cache_rows : 0, INT32_MAX},
+      {"rotary.positions", p.rotary.positions, positions, INT32_MAX},
       {"num_pages x page_size", int64_t(p.kv.num_pages) * p.kv.page_size, 0, INT32_MAX},
       {"rows in all", AppendRow<float>::rows(p), 0, INT32_MAX},
   };

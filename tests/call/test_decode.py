@@ -140,6 +140,28 @@ def test_entries_of_a_larger_cache(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("where", ["entries", "cache_batch_idx", "block_table"])
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_cache_without_rows(device, where, appends):
+    """Its entries have no memory, and its tables of positions no row to rotate queries by."""
+    q = torch.randn(2, 3, 4, 16, device=device)
+    cache = q.new_zeros(2, 0, 2, 16)
+    options = {}
+    if where == "cache_batch_idx":
+        options = {where: int32([1, 0], device)}
+    elif where == "block_table":
+        cache = q.new_zeros(2, 8, 2, 16)
+        options = {where: int32([], device).view(2, 0)}
+    if appends:
+        new, angles = q.new_zeros(2, 0, 2, 16), q.new_zeros(0, 8)
+        options |= {"k_new": new, "v_new": new, "rotary_cos": angles, "rotary_sin": angles}
+    out, lse = attention_decode(
+        q, cache, cache.clone(), int32([0, 0], device), return_lse=True, **options
+    )
+    assert not out.any() and torch.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("page", [None, 16])
 def test_keys_left_of_a_sequence_are_not_seen(device, page):
     case = Batch("leftpad", "", (2,) * 3, (70, 5, 40), page=page, causal=True)

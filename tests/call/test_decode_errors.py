@@ -63,6 +63,13 @@ def new(**options):
             ValueError,
             r"cache_batch_idx\[1\] is 2, allowed: 0 to 1, the entries of k_cache",
         ),
+        (
+            lambda: call(
+                k=CACHE[:, :0], v=CACHE[:, :0], lengths=(0, 0), cache_batch_idx=int32([0, 2])
+            ),
+            ValueError,
+            r"cache_batch_idx\[1\] is 2, allowed: 0 to 1, the entries of k_cache",
+        ),
         (lambda: call(k_new=NEW), ValueError, "k_new and v_new go together"),
         (lambda: new(k_new=NEW[:1], v_new=NEW[:1]), ValueError, "k_new and v_new must have the ba"),
         (lambda: new(k_new=NEW.half()), ValueError, "k_new must be torch.float32 like q"),

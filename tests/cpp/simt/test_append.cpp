@@ -215,6 +215,8 @@ TEST(bad_requests) {
   CHECK_EQ(message([](P& p) { p.rotary.dim = 7; }), "rotary.dim is 7, allowed: an even number");
   CHECK_EQ(message([](P& p) { p.rotary.positions = 7; }),
            "rotary.positions is 7, allowed: 8 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.rotary.positions = p.cache_rows = p.seqlen = 0; }),
+           "rotary.positions is 0, allowed: 1 to 2147483647");
   CHECK_EQ(message([](P& p) { p.rotary.dim = 0; }),
            "q is set, but rotary.dim is 0: q would not be rotated");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType::kFloat16; }),
