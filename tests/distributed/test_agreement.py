@@ -56,7 +56,21 @@ def disagreements(rank, size):
         "window": message(q, k, v, plan, window="wide" if odd else 3),
         "negative window": message(q, k, v, plan, window=(-2, 0)),
         "seqlen": message(q, k, v, ContextPlan(seqlen=S - odd)),
+        "type of the mask": message(q, k, v, plan, mask=np.ones(S, bool) if odd else None),
+        "unhashable": message(q, k, v, plan, softmax_scale=[1.0] if odd else None),
+        "causal string": message(q, k, v, plan, causal="no" if odd else True),
+        "slopes' gradient": message(
+            q, k, v, plan, causal=True, alibi_slopes=torch.ones(H, requires_grad=True)
+        ),
     }
+    short = ContextPlan(seqlen=1, scheme="ring")  # only rank 0 has a kernel to run
+    row = torch.zeros(1, H, short.local_rows, D).half()
+    found["no kernel on rank 1"] = message(row, row, row, short, softcap=-1.0)
+    no_batch = (x[:0] for x in (q, k, v))
+    found["empty batch"] = message(*no_batch, ContextPlan(seqlen=S, scheme="ulysses")) is None
+    slopes = {"causal": True, "attention_chunk": 3, "alibi_slopes": torch.ones(1, H)}
+    found["slopes of one entry"] = message(q, k, v, plan, **slopes) is None
+    found["window of numpy"] = message(q, k, v, plan, window=np.int64(3)) is None
     known = ContextPlan(seqlen=S, check="always")
     found["before"] = message(q, k, v, known)
     found["later"] = message(q, k, v, known, softcap=float(odd))
@@ -118,7 +132,7 @@ def found(tmp_path_factory):
         ("type", "TypeError: rank 1: q must be a torch tensor, got ndarray"),
         ("dtype", "ValueError: rank 1: k must be torch.float16 on cpu like q, got torch.float32"),
         ("gradient", "q.requires_grad is False on rank 0 and True on rank 1"),
-        ("dropout", "NotImplementedError: rank 0: dropout_p must be 0 with several ranks.*rank 1"),
+        ("dropout", "NotImplementedError: rank 0: dropout_p must be 0, got 0.1.*rank 1"),
         ("bias", r"bias must broadcast to .*\(1, 2, 8, 16\), got \(3, 16\)"),
         ("layout", 'layout must be "bhsd" or "bshd", got \'sbhd\''),
         ("group heads", "heads of k, 3, must divide those of q, 2"),
@@ -128,6 +142,14 @@ def found(tmp_path_factory):
         ("window", "TypeError: rank 1: window must be an int, a pair of int, or None, got 'wide'"),
         ("negative window", r"window must not be below -1, got \(-2, 0\)"),
         ("seqlen", "plan.seqlen is 16 on rank 0 and 15 on rank 1"),
+        ("type of the mask", "TypeError: rank 1: mask must be a torch tensor, got ndarray"),
+        ("unhashable", r"TypeError: rank 1: softmax_scale must be a number, got \[1.0\]"),
+        ("causal string", "TypeError: rank 1: causal must be True or False, got 'no'"),
+        (
+            "slopes' gradient",
+            "NotImplementedError: rank 0: context_attention has no gradient of",
+        ),
+        ("no kernel on rank 1", "ValueError: rank 0: softcap is -1, allowed: .*rank 1: softcap"),
         ("later", "softcap is 0.0 on rank 0 and 1.0 on rank 1"),
         ("placements", r"q must be placed as S\(2\) over the ranks of the plan"),
         ("mixed", "q, k and v must all be DTensors, or none of them"),
@@ -145,7 +167,17 @@ def test_ranks_go_on_after_an_error(found):
 
 @pytest.mark.parametrize(
     "name",
-    ["repeats", "cast", "DTensor", "DTensor's lse", "DTensor's gradients", "gradient of sinks"],
+    [
+        *(
+            "repeats",
+            "cast",
+            "DTensor",
+            "DTensor's lse",
+            "DTensor's gradients",
+            "gradient of sinks",
+        ),
+        *("empty batch", "slopes of one entry", "window of numpy"),
+    ],
 )
 def test_results(found, name):
     assert all(of_rank[name] for of_rank in found)
@@ -177,6 +209,24 @@ def test_plans_that_are_refused(alone, options, due):
         ContextPlan(**options)
 
 
+@pytest.mark.parametrize(
+    "options, due",
+    [
+        ({"seqlen": 3.5}, "seqlen must be of int, got 3.5"),
+        ({"seqlen": True}, "seqlen must be of int, got True"),
+        ({"seqlen": "8"}, "seqlen must be of int, got '8'"),
+        ({"seqlen": 4, "head_groups": 1.5}, "head_groups must be of int, got 1.5"),
+        ({"cu_seqlens": [0, 3.5]}, "cu_seqlens must be of int, got 3.5"),
+        ({"cu_seqlens": torch.tensor([0.0, 8.0])}, "cu_seqlens must be of int, got tensor"),
+        ({"cu_seqlens": torch.tensor([[0, 8]])}, r"cu_seqlens must be a list of int or \(B \+ 1,"),
+        ({"cu_seqlens": 5}, r"cu_seqlens must be a list of int or \(B \+ 1,\), got 5"),
+    ],
+)
+def test_plans_of_other_types(alone, options, due):
+    with pytest.raises(TypeError, match=due):
+        ContextPlan(**options)
+
+
 def test_meshes_without_the_dimension(alone):
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "context"))
     with pytest.raises(ValueError, match=r"1 dimension for scheme='gather', got 2: shape \(1, 1\)"):
@@ -193,6 +243,10 @@ def test_one_rank_is_attention(alone):
     q, k, v = torch.randn(3, 1, H, S, D).half()
     out = context_attention(q, k, v, plan, causal=True)
     assert torch.equal(out, cutlass_attn.attention(q, k, v, causal=True))
+    with pytest.raises(NotImplementedError, match=r"dropout_p must be 0, got 0\.5"):
+        context_attention(q, k, v, plan, dropout_p=0.5)
+    with pytest.raises(TypeError, match="plan must be a ContextPlan, got NoneType"):
+        context_attention(q, k, v, None)
     with pytest.raises(ValueError, match="x must have 16 rows"):
         plan.shard(q, 1)
     with pytest.raises(TypeError, match="q must be a torch tensor, got ndarray"):

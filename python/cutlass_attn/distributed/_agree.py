@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from ._collectives import all_gather
 
-_ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError, NotImplementedError)}
+_KINDS = (TypeError, ValueError, NotImplementedError, RuntimeError)
+_ERRORS = {kind.__name__: kind for kind in _KINDS}
 
 
 def agree(
@@ -29,7 +30,8 @@ def agree(
         error: the error of this rank's own call, if it has one.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: on every rank, with each rank's error.
+        TypeError, ValueError, NotImplementedError, RuntimeError: on every rank, with each rank's
+            error.
     """
     checksum = zlib.crc32(repr(sorted(fields.items())).encode())
     row = torch.tensor([error is not None, checksum], dtype=torch.int64, device=device)

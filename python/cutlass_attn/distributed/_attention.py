@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from .._call.call import Call
 from . import _layouts
 from ._agree import agree
 from ._gather import Gather
@@ -68,8 +70,7 @@ def context_attention(
         alibi_slopes: as in `attention`; in "gather" with causal=True, and in "ulysses".
         sinks: (Hq,) as in `attention`, equal on all ranks. Its gradient is the share of this rank's
             rows, as for all weights under context parallelism: sum it over the ranks.
-        dropout_p: must be 0 if there are several ranks: kernels choose the dropped weights by
-            positions on one device.
+        dropout_p: must be 0: kernels choose the dropped weights by positions on one device.
         deterministic: as in `attention`.
 
     Returns:
@@ -81,6 +82,8 @@ def context_attention(
         TypeError, ValueError, NotImplementedError: as `attention`. Errors in shapes and options
             are raised on all ranks, and name the rank.
     """
+    if not isinstance(plan, ContextPlan):
+        raise TypeError(f"plan must be a ContextPlan, got {type(plan).__name__}")
     call = _layouts.Call(plan, layout, q, k, v, sinks)
     try:
         band = _band(window, causal)
@@ -104,13 +107,19 @@ def context_attention(
 
 
 def _band(window: Window, causal: bool) -> Band:
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}")
     sides = window if isinstance(window, (tuple, list)) else (window, window)
-    if len(sides) != 2 or any(type(x) is not int for x in sides if x is not None):
+    if len(sides) != 2 or not all(x is None or _is_int(x) for x in sides):
         raise TypeError(f"window must be an int, a pair of int, or None, got {window!r}")
     if any(x is not None and x < -1 for x in sides):
         raise ValueError(f"window must not be below -1, got {window!r}")
-    left, right = (None if x == -1 else x for x in sides)
+    left, right = (None if x is None or x == -1 else int(x) for x in sides)
     return Band(left, 0 if causal else right)
+
+
+def _is_int(x: object) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool) -> Any:
@@ -118,7 +127,12 @@ def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool)
     bias, mask = (
         None if x is None else x[(None,) * (4 - x.dim())] for x in (terms.bias, terms.mask)
     )
-    terms = replace(terms, bias=bias, mask=mask, sinks=sinks)
+    slopes = terms.alibi_slopes
+    if (
+        slopes is not None and slopes.shape[0] == 1
+    ):  # those of one entry, of which documents are part
+        slopes = slopes.reshape(-1)
+    terms = replace(terms, bias=bias, mask=mask, alibi_slopes=slopes, sinks=sinks)
     size = plan.inner_size
     if size > 1:
         if k.shape[2] % size:  # copies of KV heads, until they divide; gradients add up
@@ -142,13 +156,13 @@ def _check(
 ) -> None:
     """Raises, on all ranks, the errors of any rank, and differences between their calls."""
     fields = _fields(call, terms, dropout_p, return_lse)
-    key = tuple(fields.values())
+    key = repr(fields)  # what was given may be of any type, and its hash may not exist
     if plan.check == "first" and key in plan.agreed:
         return
+    error: Exception | None = None
     try:
-        _check_own(plan, call, terms, dropout_p)
-        error = None
-    except (TypeError, ValueError, NotImplementedError) as raised:
+        _check_own(plan, call, terms, dropout_p, return_lse)
+    except Exception as raised:  # whatever it is: the other ranks wait for this one
         error = raised
     if not plan.groups:
         if error is not None:
@@ -194,10 +208,17 @@ def _fields(
     }
 
 
-def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float) -> None:
+def _check_own(
+    plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+) -> None:
     """Checks this rank's own call. Raises TypeError, ValueError, NotImplementedError."""
     if call.error is not None:
         raise call.error
+    options = {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
+    options["sinks"] = call.sinks
+    for name, x in options.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
     q, k, v = call.q, call.k, call.v
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype or x.device != q.device:
@@ -217,12 +238,10 @@ def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: 
             f"q has {q.shape[2]} heads, which {plan.inner_size} ranks cannot share equally "
             f"(scheme={plan.scheme!r}); allowed: a multiple of the ranks, or scheme='gather'"
         )
-    if terms.attention_chunk is not None and terms.attention_chunk < 1:
-        raise ValueError(f"attention_chunk must be at least 1, got {terms.attention_chunk}")
-    if dropout_p != 0 and plan.groups:
+    if dropout_p != 0:
         raise NotImplementedError(
-            f"dropout_p must be 0 with several ranks, got {dropout_p}: kernels count rows and "
-            "heads of one device to choose the weights that are dropped"
+            f"dropout_p must be 0, got {dropout_p!r}: kernels count rows and heads of one device "
+            "to choose the weights that are dropped"
         )
     is_ring = plan.scheme.startswith("ring")
     is_aligned = plan.outer_size == 1 or (not is_ring and terms.band.right == 0)
@@ -231,7 +250,20 @@ def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: 
             f"alibi_slopes need scheme='gather' with causal=True, or 'ulysses', got "
             f"scheme={plan.scheme!r}"
         )
+    slopes = terms.alibi_slopes
+    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            "context_attention has no gradient of alibi_slopes, which requires a gradient; "
+            "detach it"
+        )
     _check_biases(plan, call, terms)
+    # The rest is as `attention` has it. Checked here, since kernels run on ranks with rows alone.
+    names = ("attention_chunk", "softmax_scale", "softcap", "deterministic")
+    options |= {name: getattr(terms, name) for name in names}
+    options |= {"return_lse": return_lse, "layout": "bshd"}
+    options = {name: x for name, x in options.items() if x is not None}
+    keys, values = (x[:, :1].expand(-1, plan.padded_seqlen, -1, -1) for x in (k, v))
+    Call(q, keys, values, options).facts()
 
 
 def _check_biases(plan: ContextPlan, call: _layouts.Call, terms: Terms) -> None:

@@ -29,7 +29,7 @@ class Call:
         self.error: Exception | None = None
         try:
             self._read()
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except Exception as error:
             self.error = error
 
     @property

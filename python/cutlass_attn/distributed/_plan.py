@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -45,6 +46,7 @@ class ContextPlan:
             after seqlen are padding: no query sees them, and they give zeros and -inf.
 
     Raises:
+        TypeError: a length, an offset or head_groups is no int.
         ValueError: an argument is out of range, or the mesh has other dimensions.
     """
 
@@ -64,7 +66,7 @@ class ContextPlan:
             placement = "contiguous" if scheme == "ulysses" else "zigzag"
         _require("placement", placement, ("zigzag", "contiguous"))
         _require("check", check, ("first", "always"))
-        if head_groups is not None and head_groups < 1:
+        if head_groups is not None and (head_groups := _whole("head_groups", head_groups)) < 1:
             raise ValueError(f"head_groups must be at least 1, got {head_groups}")
         self.scheme = scheme
         self.placement = placement
@@ -220,12 +222,25 @@ def _size_and_rank(group: Any) -> tuple[int, int]:
     return (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
 
 
+def _whole(name: str, x: Any) -> int:
+    """Raises TypeError unless x is an integer of any kind."""
+    try:
+        if not isinstance(x, bool):
+            return operator.index(x)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be of int, got {x!r}")
+
+
 def _lengths(seqlen: int | None, cu_seqlens: Any) -> tuple[int, tuple[int, ...] | None]:
+    seqlen = None if seqlen is None else _whole("seqlen", seqlen)
     if cu_seqlens is None:
         if seqlen is None or seqlen < 1:
             raise ValueError(f"seqlen must be at least 1, or cu_seqlens be given, got {seqlen}")
         return seqlen, None
-    offsets = tuple(int(x) for x in cu_seqlens)
+    if getattr(cu_seqlens, "ndim", 1) != 1 or not hasattr(cu_seqlens, "__len__"):
+        raise TypeError(f"cu_seqlens must be a list of int or (B + 1,), got {cu_seqlens!r}")
+    offsets = tuple(_whole("cu_seqlens", x) for x in cu_seqlens)
     if len(offsets) < 2 or offsets[0] != 0 or list(offsets) != sorted(offsets) or offsets[-1] < 1:
         raise ValueError(f"cu_seqlens must begin with 0 and not fall, got {list(offsets)}")
     if seqlen is not None and seqlen < offsets[-1]:

@@ -48,7 +48,7 @@ def _exchanged(group: Any, is_to_heads: bool, tensors: Tensors) -> Tensors:
     parts = received.split([x.shape[1] for x in rows], dim=1)
     results = []
     for part, like in zip(parts, by_rank):
-        x = part.contiguous().view(like.dtype).view(like.shape)
+        x = part.flatten().view(like.dtype).view(like.shape)  # of one dimension, as it may be empty
         # (ranks, B, rows, heads, n): ranks are in front of rows, or of heads.
         x = x.transpose(0, 1).flatten(1, 2) if is_to_heads else x.movedim(0, 2).flatten(2, 3)
         results.append(x)
