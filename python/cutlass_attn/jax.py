@@ -24,7 +24,6 @@ __all__ = ["attention"]
 for (_name, _platform), _handler in _C.jax_handlers().items():
     jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
-_ONE = np.zeros((1, 1, 1, 1), np.float32)
 _DTYPES = ("float16", "bfloat16", "float32")
 Window = int | tuple[int | None, int | None] | None
 
@@ -89,7 +88,11 @@ def attention(
         XlaRuntimeError: when it runs: no kernel takes the call on this device, or CUDA reported an
             error.
     """
-    _check_keywords(
+    q, k, v = (jnp.asarray(x) for x in (q, k, v))
+    _check(
+        q,
+        k,
+        v,
         causal=causal,
         window=window,
         attention_chunk=attention_chunk,
@@ -99,8 +102,6 @@ def attention(
         deterministic=deterministic,
         return_lse=return_lse,
     )
-    q, k, v = (jnp.asarray(x) for x in (q, k, v))
-    _check(q, k, v, layout)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     left, right = window if isinstance(window, (tuple, list)) else (window, window)
     options = _Options(
@@ -116,35 +117,19 @@ def attention(
     return _with_lse(q, k, v, options) if return_lse else _without_lse(q, k, v, options)
 
 
-def _check_keywords(**keywords: Any) -> None:
-    """Raises the errors of `cutlass_attn.attention`, by a call of arrays that fit any keywords."""
-    _C.describe(_ONE, _ONE, _ONE, keywords)
-
-
 def _side(keys: Any) -> int:
     """One side of a window as an attribute of 32 bits; -1 is unlimited."""
     return -1 if keys is None else min(operator.index(keys), 2**31 - 1)
 
 
-def _check(q: jax.Array, k: jax.Array, v: jax.Array, layout: str) -> None:
-    heads, rows = (1, 2) if layout == "bhsd" else (2, 1)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} must have 4 dimensions, got shape {x.shape}")
-        if x.dtype.name not in _DTYPES or x.dtype != q.dtype:
-            allowed = ", ".join(_DTYPES) if name == "q" else f"{q.dtype} like q"
-            raise ValueError(f"{name} is {x.dtype}; allowed: {allowed}")
-        if x.shape[0] != q.shape[0]:
-            raise ValueError(f"{name} has batch size {x.shape[0]}, q has {q.shape[0]}")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k has head dim {k.shape[-1]}, q has {q.shape[-1]}")
-    for axis, what in ((heads, "heads"), (rows, "keys")):
-        if v.shape[axis] != k.shape[axis]:
-            raise ValueError(f"v has {v.shape[axis]} {what}, k has {k.shape[axis]}")
-    if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
-        raise ValueError(
-            f"k has {k.shape[heads]} heads; allowed: numbers that divide the {q.shape[heads]} of q"
-        )
+def _check(q: jax.Array, k: jax.Array, v: jax.Array, **keywords: Any) -> None:
+    """Raises the errors of `cutlass_attn.attention`, by arrays of these shapes with equal rows."""
+    if str(q.dtype) not in _DTYPES:
+        raise ValueError(f"q is {q.dtype}; allowed: {', '.join(_DTYPES)}")
+    like_q, like_k, like_v = (
+        np.broadcast_to(np.zeros(x.shape[-1:], x.dtype), x.shape) for x in (q, k, v)
+    )
+    _C.describe(like_q, like_k, like_v, keywords)
 
 
 def _forward(q: jax.Array, k: jax.Array, v: jax.Array, options: _Options) -> Any:
