@@ -188,8 +188,8 @@ CUTLASS_ATTN_API std::string const& key_of(Variant const& step);
 // Every variant of the manifest, of every op, in order of preference.
 CUTLASS_ATTN_API std::vector<VariantInfo> variants();
 
-// The plan of a problem, and for every variant of the op why it is not chosen. A problem that no
-// kernel can run has an explanation as well; an error means that check() rejects it.
+// The plan of a problem, and for every variant of the op why it is not chosen, also if none can run
+// it. An error: check() rejects the problem, or no variant has the kernel's name.
 CUTLASS_ATTN_API Status explain(Problem const& problem, Op op, DeviceInfo const& device,
                                 std::string const& kernel, Explanation& result);
 

@@ -371,6 +371,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
                Explanation& result) {
   result = {};
   Status status = check(problem, op, device.device);
+  if (status.ok()) status = check_name(kernel, op);
   if (!status.ok()) return status;
   Status none;
   Variant const* const chosen = select(problem, op, device, kernel, none);

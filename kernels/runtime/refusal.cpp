@@ -169,14 +169,21 @@ std::string lines_of(std::vector<Nearest> const& kernels, Problem const& problem
 
 }  // namespace
 
+Status check_name(std::string const& kernel, Op op) {
+  for (Variant const& variant : registry()) {
+    if (variant.kernel->op == op && names(kernel, variant)) return {};
+  }
+  return unknown(kernel, op);
+}
+
 Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel) {
+  if (Status const status = check_name(kernel, op); !status.ok()) return status;
   Call const call(problem, op);
   bool const is_auto = kernel == "auto";
-  bool is_named = false, is_request_at_fault = true;
+  bool is_request_at_fault = true;
   std::vector<Nearest> kernels;
   for (Variant const& variant : registry()) {
     if (variant.kernel->op != op || !names(kernel, variant)) continue;
-    is_named = true;
     // For "auto", kernels of another device would all give that one reason.
     if (is_auto && variant.info.device != device.device) continue;
     // Skips kernels with fp16 accumulation or 8 bits if the caller did not request these.
@@ -191,7 +198,6 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
     is_request_at_fault &= distance.kinds + distance.requests > 0;
     add(kernels, variant, distance);
   }
-  if (!is_named) return unknown(kernel, op);
   if (!device.unavailable.empty()) {
     return Status::device_error(std::string("no kernel can run on ") + name_of(device.device) +
                                 ": " + device.unavailable);

@@ -8,9 +8,13 @@
 
 namespace cutlass_attn {
 
+// The error if `kernel` names no variant of the build; it suggests the names that are spelt most
+// like it.
+Status check_name(std::string const& kernel, Op op);
+
 // The error if no variant that `kernel` names can run the call. For each kernel it lists the
-// variants that come closest; variants with one reason share a line. For an unknown name it
-// suggests the names that are spelt most like it.
+// variants that come closest; variants with one reason share a line. For an unknown name that of
+// check_name().
 Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel);
 
 // Kernels that select() prefers to `chosen` and that are for this kind of call, in order of

@@ -55,8 +55,9 @@ def explain(
 
     Raises:
         TypeError: an argument has a wrong type, is missing, or is not known.
-        ValueError: an argument is out of range or contradicts another, or `grad` is True for packed
-            sequences or decoding. A call that merely no kernel accepts is explained.
+        ValueError: an argument is out of range or contradicts another, no kernel has the name, or
+            `grad` is True for packed sequences or decoding. A call that merely no kernel accepts is
+            explained.
     """
     function = _function_of(options)
     if more or v is None:

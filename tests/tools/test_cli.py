@@ -175,6 +175,20 @@ def test_check_rejects_impossible_problems(capsys):
     assert "'--seqlen': 0 is not in the range x>=1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("heads_kv", ["3", "8"])
+def test_check_of_one_kernel_rejects_them_as_well(capsys, heads_kv):
+    assert cli.main([*SMALL, "--kernel", "cpu", "--heads", "4", "--heads-kv", heads_kv]) == 2
+    assert f"num_heads_q and num_heads_kv are 4 and {heads_kv}" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--kernel", "cpu", "--seed", str(2**70)]) == 2
+    assert "'--seed': 1180591620717411303424 is not in the range" in capsys.readouterr().err
+
+
+def test_cache_with_a_limit_that_is_none(capsys, monkeypatch):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE_SIZE", "much")
+    assert cli.main(["cache"]) == 1
+    assert "cutlass-attn cache: CUTLASS_ATTN_CACHE_SIZE is 'much'" in capsys.readouterr().err
+
+
 def test_check_without_torch():
     code = f"""
 import sys

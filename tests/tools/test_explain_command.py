@@ -72,3 +72,7 @@ def test_errors(capsys):
     ):
         assert cli.main(["explain", *arguments]) == 2, arguments
         assert text in capsys.readouterr().err
+    assert cli.main(["explain", "--shape", "1000000x1000000x100000x64"]) == 2
+    assert "--shape and --keys give an array of (1000000, " in capsys.readouterr().err
+    assert cli.main(["explain", "--shape", "1x1x1x64", "--kernel", "sm81"]) == 2
+    assert 'explain: kernel is "sm81", allowed: "auto", ' in capsys.readouterr().err

@@ -40,7 +40,8 @@ def run_check(
     """
     if accumulate != "fp32" and problem.dtype != "float16":
         raise ValueError(f"{accumulate} accumulation is for float16, not {problem.dtype}")
-    names = list(kernels) or _that_can(problem, device, accumulate)
+    able = _that_can(problem, device, accumulate)
+    names = list(kernels) or able
     others = [] if kernels else TORCH_BACKENDS
     return run_all(problem, ours(names), others, progress, device, inputs, seed)
 

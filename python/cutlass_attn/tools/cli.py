@@ -240,7 +240,7 @@ def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
     return 0
 
 
-@command("cutlass-attn cache\ncutlass-attn cache --clear", "the folder is refused")
+@command("cutlass-attn cache\ncutlass-attn cache --clear", "the folder, or its limit, is refused")
 @click.option("--clear", is_flag=True, help="Remove all compiled kernels.")
 @json_option
 def cache(clear: bool, json_file: str | None) -> int:
@@ -251,6 +251,7 @@ def cache(clear: bool, json_file: str | None) -> int:
     """
     console = make_console(stderr=json_file == "-")
     try:
+        limit = jit_cache.size_limit() / 2**20
         files = jit_cache.entries()
         removed = jit_cache.clear() if clear else 0
     except RuntimeError as error:
@@ -270,7 +271,6 @@ def cache(clear: bool, json_file: str | None) -> int:
         table.add_row(file.kernel, file.arch, f"{file.size / 1024:.0f}", file.used)
     console.print(table)
     total = sum(file.size for file in files) / 2**20
-    limit = jit_cache.size_limit() / 2**20
     say(
         console,
         f"{len(files)} kernels, {total:.1f} of {limit:.0f} MB, in {jit_cache.folder()}",

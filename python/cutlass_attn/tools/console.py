@@ -86,7 +86,9 @@ json_option = click.option(
     callback=_writable,
     help="Also write the result there as JSON; - is stdout.",
 )
-seed_option = click.option("--seed", type=int, default=0, help="Seed of the random inputs.")
+seed_option = click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of the random inputs."
+)
 shapes_option = click.option(
     "--shape",
     "shapes",

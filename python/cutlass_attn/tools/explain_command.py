@@ -89,7 +89,17 @@ def explain(
 
 
 def _array(sizes: tuple[int, ...], dtype: str) -> Any:
-    """A tensor without memory; without torch a numpy array, whose memory is never touched."""
+    """A tensor without memory; without torch a numpy array, whose memory is never touched.
+
+    Raises ValueError: the array has more bytes than an address, or no address space.
+    """
+    try:
+        return _without_memory(sizes, dtype)
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(f"--shape and --keys give an array of {sizes}: {error}") from None
+
+
+def _without_memory(sizes: tuple[int, ...], dtype: str) -> Any:
     try:
         import torch
     except ImportError:
