@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 
 import pytest
 from cutlass_attn import testing
@@ -574,3 +575,58 @@ def test_sinks():
     packed = flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], at, at, 5, 5, **options)
     assert_close(packed[None], out * rest)
     assert_close(flash_attn.flash_attn_with_kvcache(q, k, k, **options), out * rest)
+
+
+def test_errors_name_the_argument():
+    x = torch.zeros(2, 5, 2, 16)
+    cache, packed = torch.zeros(2, 8, 2, 16), torch.zeros(5, 2, 16)
+    offsets, table = torch.tensor([0, 5], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    zero_d = torch.tensor(3, dtype=torch.int32)
+
+    def decode(lengths):
+        return lambda: flash_attn.flash_attn_with_kvcache(x, cache, cache, cache_seqlens=lengths)
+
+    for call, error, message in (
+        (decode(3.7), TypeError, "cache_seqlens must be an int or an int32 tensor (B,), got 3.7"),
+        (decode([3, 4]), TypeError, "cache_seqlens must be an int or an int32 tensor (B,), got ["),
+        (decode(True), TypeError, "cache_seqlens must be an int or an int32 tensor (B,), got True"),
+        (decode(zero_d), ValueError, "cache_seqlens must have shape (B,), got ()"),
+        (
+            lambda: flash_attn.flash_attn_func(x, x, x, window_size=None),
+            TypeError,
+            "window_size must be a pair (left, right) of int, got None",
+        ),
+        (
+            lambda: flash_attn.flash_attn_func(x, x, x, window_size=(2.7, 0)),
+            TypeError,
+            "window must be an int or a pair (left, right) of int, got (2.7, 0)",
+        ),
+        (
+            lambda: flash_attn.flash_attn_func(x, x, x, softcap=None),
+            TypeError,
+            "softcap must be a number, got None",
+        ),
+        (
+            lambda: flash_attn.flash_attn_varlen_func(
+                packed, cache, cache, offsets, None, 5, 5, block_table=table
+            ),
+            TypeError,
+            "cu_seqlens_k must be given with block_table, got None",
+        ),
+        (
+            lambda: flash_attn.flash_attn_qkvpacked_func(x),
+            ValueError,
+            "qkv must have shape (B, S, 3, H, D), got (2, 5, 2, 16)",
+        ),
+        (
+            lambda: flash_attn.flash_attn_varlen_kvpacked_func(
+                packed, packed, offsets, offsets, 5, 5
+            ),
+            ValueError,
+            "kv must have shape (T, 2, H, D), got (5, 2, 16)",
+        ),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            call()
+    out = flash_attn.flash_attn_func(x, x, x, window_size=(None, None))
+    assert torch.equal(out, flash_attn.flash_attn_func(x, x, x))

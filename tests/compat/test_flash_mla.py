@@ -242,6 +242,11 @@ def test_refused():
         flash_mla_with_kvcache(*args, attn_sink=torch.zeros(3))
     with pytest.raises(ValueError, match=r"\(T, Hq, D\), \(Tk, 1, D\) and \(T, 1, topk\), got"):
         flash_mla_sparse_fwd(q, cache, table, 1.0)
+    with pytest.raises(ValueError, match="head_dim_v is 577, allowed: 1 to 576, as K has columns"):
+        flash_mla_with_kvcache(q, cache, table, lengths, 577)
+    x, indices = torch.zeros(3, 1, 64), torch.zeros(3, 1, 4, dtype=torch.int32)
+    with pytest.raises(ValueError, match="d_v is 512, allowed: 1 to 64, as K has columns"):
+        flash_mla_sparse_fwd(x, x, indices, 1.0)
 
 
 def test_signatures():

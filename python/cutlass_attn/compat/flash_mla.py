@@ -88,6 +88,8 @@ def flash_mla_with_kvcache(
         )
     if extra_topk_length is not None and extra_k_cache is None:
         raise ValueError("extra_topk_length is given without extra_k_cache")
+    if not is_fp8_kvcache:
+        _check_columns("head_dim_v", head_dim_v, k_cache)
     options: dict[str, Any] = {"block_table": block_table, "causal": causal}
     if indices is not None:
         options = {"indices": indices, "topk_lengths": topk_length, "causal": causal}
@@ -115,6 +117,12 @@ def flash_mla_with_kvcache(
         # Rounded once, after the sink: FlashMLA's tests have no room for three roundings.
         out, lse = merge_states(out.float(), lse, other.float(), other_lse, layout="bshd")
     return _with_sink(out, lse, attn_sink).to(q.dtype), _of_no_key(lse)
+
+
+def _check_columns(name: str, columns: int, cache: torch.Tensor) -> None:
+    """Raises ValueError: V is no part of the cache's columns, of which a slice would be shorter."""
+    if not 1 <= columns <= cache.shape[-1]:
+        raise ValueError(f"{name} is {columns}, allowed: 1 to {cache.shape[-1]}, as K has columns")
 
 
 def _format_of(cache: torch.Tensor, head_dim_v: int) -> str:
@@ -161,6 +169,7 @@ def flash_mla_sparse_fwd(
             "q, kv and indices must have shapes (T, Hq, D), (Tk, 1, D) and (T, 1, topk), got "
             f"{tuple(q.shape)}, {tuple(kv.shape)} and {tuple(indices.shape)}"
         )
+    _check_columns("d_v", d_v, kv)
     if not indices.is_cuda:  # where those beyond the cache are refused
         indices = indices.masked_fill((indices < 0) | (indices >= kv.shape[0]), -1)
     # Each token is a sequence of one query, whose lists have lengths of their own.

@@ -9,6 +9,13 @@ from __future__ import annotations
 import torch
 
 
+def lengths_of(cu_seqlens_k: torch.Tensor | None) -> torch.Tensor:
+    """The numbers of keys in pages. Raises TypeError."""
+    if cu_seqlens_k is None:
+        raise TypeError("cu_seqlens_k must be given with block_table, got None")
+    return cu_seqlens_k.diff()
+
+
 def check_pages(block_table: torch.Tensor, lengths: torch.Tensor, pages: torch.Tensor) -> None:
     """Raises RuntimeError, which names block_table, as flash_attn does.
 

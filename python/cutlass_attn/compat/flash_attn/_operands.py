@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,20 @@ def random_state(device: torch.device) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
 
 
-def int32(count: int, number: int, device: torch.device | str) -> Tensor:
+def int32(name: str, count: int, number: Any, device: torch.device | str) -> Tensor:
+    """One number for `count` sequences. Raises TypeError."""
+    if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt, np.integer)):
+        raise TypeError(f"{name} must be an int or an int32 tensor (B,), got {number!r}")
     return torch.full((count,), int(number), dtype=torch.int32, device=device)
+
+
+def unpacked(name: str, x: Tensor, dims: str) -> tuple[Tensor, ...]:
+    """The parts of x, whose dimensions are named such as "B, S, 3, H, D". Raises ValueError."""
+    names = dims.split(", ")
+    at, count = next((i, int(size)) for i, size in enumerate(names) if size.isdigit())
+    if x.dim() != len(names) or x.shape[at] != count:
+        raise ValueError(f"{name} must have shape ({dims}), got {tuple(x.shape)}")
+    return x.unbind(at)
 
 
 def options_of(
@@ -27,15 +40,21 @@ def options_of(
     s_aux: Tensor | None,
 ) -> dict[str, Any]:
     """The options that all functions of cutlass_attn have. Numbers may be CPU tensors."""
-    left, right = window_size
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right) of int, got {window_size!r}")
     return {
         "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         "causal": bool(causal),
-        "window": (int(left), int(right)),
-        "softcap": float(softcap),
+        "window": tuple(map(_side, window_size)),
+        "softcap": float(softcap) if isinstance(softcap, Tensor) else softcap,
         "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
         "sinks": None if s_aux is None else s_aux.float().contiguous(),
     }
+
+
+def _side(keys: Any) -> Any:
+    """One side of a window; None is no limit, too. Others than numbers are refused later."""
+    return -1 if keys is None else int(keys) if isinstance(keys, Tensor) else keys
 
 
 def padded(*operands: Tensor) -> tuple[Tensor, ...]:

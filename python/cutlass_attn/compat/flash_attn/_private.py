@@ -27,7 +27,7 @@ import cutlass_attn
 
 from ... import _C
 from ..._call import torch_library
-from ._checks import check_pages
+from ._checks import check_pages, lengths_of
 from ._dmask import dropout_record, packed_record
 from ._operands import as_flash, options_of, padded, random_state
 
@@ -102,7 +102,7 @@ def _flash_attn_varlen_forward(
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     operands = (q, k, v)
     if block_table is not None:
-        lengths = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+        lengths = lengths_of(cu_seqlens_k) if seqused_k is None else seqused_k
         check_pages(block_table, lengths, k)
         options |= {"block_table": block_table, "seqused_k": lengths, "cu_seqlens_k": None}
     else:

@@ -31,9 +31,17 @@ from torch import Tensor
 
 import cutlass_attn
 
-from ._checks import check_appended, check_pages
+from ._checks import check_appended, check_pages, lengths_of
 from ._dmask import dropout_record, packed_record
-from ._operands import as_flash, int32, options_of, padded, random_state, with_dense_rows
+from ._operands import (
+    as_flash,
+    int32,
+    options_of,
+    padded,
+    random_state,
+    unpacked,
+    with_dense_rows,
+)
 from ._private import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -97,7 +105,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_func` with kv (B, Sk, 2, Hkv, D): keys, then values."""
-    k, v = kv.unbind(2)
+    k, v = unpacked("kv", kv, "B, S, 2, H, D")
     return flash_attn_func(
         q,
         k,
@@ -125,7 +133,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_func` with qkv (B, S, 3, H, D): queries, keys, values."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = unpacked("qkv", qkv, "B, S, 3, H, D")
     return flash_attn_func(
         q,
         k,
@@ -186,7 +194,7 @@ def flash_attn_varlen_func(
             options["rng_state"] = random_state(q.device)
     offsets_k: Tensor | None = cu_seqlens_k
     if block_table is not None:
-        lengths = cu_seqlens_k.diff()
+        lengths = lengths_of(cu_seqlens_k)
         check_pages(block_table, lengths, k)
         options |= {"block_table": block_table, "seqused_k": lengths}
         offsets_k = None
@@ -222,7 +230,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_varlen_func` with kv (Tk, 2, Hkv, D): keys, then values."""
-    k, v = kv.unbind(1)
+    k, v = unpacked("kv", kv, "T, 2, H, D")
     return flash_attn_varlen_func(
         q,
         k,
@@ -256,7 +264,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_varlen_func` with qkv (T, 3, H, D): queries, keys, values."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = unpacked("qkv", qkv, "T, 3, H, D")
     return flash_attn_varlen_func(
         q,
         k,
@@ -340,9 +348,14 @@ def flash_attn_with_kvcache(
             )
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     lengths = capacity if cache_seqlens is None else cache_seqlens
-    on_host = lengths if isinstance(lengths, torch.Tensor) else int32(q.shape[0], lengths, "cpu")
+    on_host = lengths
     if not isinstance(lengths, torch.Tensor):  # filled there, not copied, as a CUDA graph wants it
-        lengths = int32(q.shape[0], lengths, q.device)
+        count, number = q.shape[0], lengths
+        on_host, lengths = (
+            int32("cache_seqlens", count, number, device) for device in ("cpu", q.device)
+        )
+    elif lengths.dim() != 1:
+        raise ValueError(f"cache_seqlens must have shape (B,), got {tuple(lengths.shape)}")
     appended = 0 if k is None else k.shape[1]
     if block_table is not None:
         check_pages(block_table, on_host + appended, k_cache)
