@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cutlass_attn._build.variant_key import parse
 
-from .tiles import BODIES, COPIES_Q, REGISTERS, Tile, aligned, merge_copies, tile_of
+from .tiles import BODIES, COPIES_Q, REGISTERS, Tile, aligned, tile_of
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,7 @@ class LatentTile:
             "HMMA.F16": 0,
             "LDSM": blocks * sum(self.parts) // 16,
             "LDSM.T": BODIES * blocks * slice_ // 16,
-            # Splits are merged in two levels.
-            "LDGSTS": self.stages * self._copies(True) + 2 * merge_copies(slice_ // 8),
+            "LDGSTS": self.stages * self._copies(True),
         }
 
     def register_limit(self) -> int:
