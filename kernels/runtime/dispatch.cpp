@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/key_splits.hpp"
 #include "core/scheduler.hpp"
 #include "runtime/examine.hpp"
 #include "runtime/refusal.hpp"
@@ -47,7 +48,7 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
 
 // The tiles of a KV head and a sequence, which is taken to have the mean length.
 struct HeadTiles {
-  float fill = 1.0f;     // share of the tiles' rows that exist
+  float fill = 1.0f;     // share of the tiles' rows that exist, for packed sequences
   float repeats = 1.0f;  // tiles, over those with packed heads
 
   // wgmma kernels pack heads only if their number divides the rows of a copy.
@@ -60,7 +61,7 @@ struct HeadTiles {
     bool const is_wgmma = std::string_view(variant.kernel->arch) == "90a";
     int const heads = is_wgmma && sm90::kBoxRows % packed != 0 ? 1 : packed;
     if (queries == 0 || group == 0) return;
-    fill = float(queries * heads) / float(tiles_of(heads) * m);
+    if (has_offsets) fill = float(queries * heads) / float(tiles_of(heads) * m);
     repeats = float(tiles_of(heads) * (group / heads)) / float(tiles_of(packed) * (group / packed));
   }
 };
@@ -97,7 +98,9 @@ constexpr Counted kCounts[] = {
     {&CallRanges::keys, "%s keys",
      [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.seq_k.seqlen); }},
     {&CallRanges::num_splits, "num_splits=%s",
-     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.num_splits); }},
+     [](Variant const&, Problem const& p, DeviceInfo const&) {
+       return float(p.split_size > 0 ? splits_of_size(p) : p.num_splits);
+     }},
     {&CallRanges::blocks_per_sm, "%s blocks an SM",
      [](Variant const& v, Problem const& p, DeviceInfo const& device) {
        return blocks_per_sm(p, v.kernel->op, v.block_m, device);
@@ -142,11 +145,11 @@ float cost_of(Variant const& variant, Problem const& p, DeviceInfo const& device
 }
 
 // Whether a call has enough rows for a tile that is not the smallest. Packed sequences have to fill
-// half of it, in the mean: 256 of 32 tokens, 16 heads of head dim 64, take 116 us with tiles of 128
-// rows and 77 with 64 (H200).
+// more than half of it, in the mean: 256 of 32 tokens, 16 heads of head dim 64, take 116 us with
+// tiles of 128 rows and 77 with 64 (H200), 256 of 64 tokens 129 and 90.
 bool has_enough_rows(Variant const& variant, Problem const& p, DeviceInfo const& device) {
   Op const op = variant.kernel->op;
-  if (op == Op::kForward && p.seq_q.cu_seqlens && HeadTiles(variant, p).fill <= 0.5f) return false;
+  if (op == Op::kForward && HeadTiles(variant, p).fill <= 0.5f) return false;
   return blocks_per_sm(p, op, variant.block_m, device) >= kMinTilesPerSm;
 }
 

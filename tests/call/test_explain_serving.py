@@ -70,6 +70,43 @@ def test_splits_of_pages(device, page, splits):
     assert (explanation.chosen.kernel, explanation.splits) == ("sm80/decode", splits)
 
 
+@pytest.mark.parametrize(
+    ("batch", "heads", "queries", "keys", "head_dim", "options", "kernel"),
+    [
+        (64, (8, 1), 8, 2048, 64, {}, "sm90"),
+        (64, (8, 1), 8, 2048, 128, {"softcap": 20.0}, "sm90"),
+        (64, (32, 1), 1, 2048, 128, {}, "sm90"),
+        (8, (8, 4), 10, 4096, 256, {}, "sm90"),
+        # One tile of 16 rows, few tiles, few keys, a number of splits, heads that TMA cannot pack.
+        (64, (16, 1), 1, 2048, 128, {}, "sm80/decode"),
+        (8, (8, 4), 10, 4096, 128, {}, "sm80/decode"),
+        (1, (8, 1), 8, 8192, 256, {}, "sm80/decode"),
+        (64, (8, 1), 8, 256, 128, {}, "sm80/decode"),
+        (64, (8, 1), 8, 2048, 128, {"split_size": 512}, "sm80/decode"),
+        (64, (8, 1), 8, 2048, 128, {"num_splits": 4}, "sm80/decode"),
+        (64, (48, 1), 1, 2048, 128, {}, "sm80/decode"),
+    ],
+)
+@pytest.mark.parametrize("paged", [False, True])
+def test_more_than_16_rows_decode_on_wgmma(
+    batch, heads, queries, keys, head_dim, options, kernel, paged
+):
+    q = torch.empty(batch, queries, heads[0], head_dim, device="meta", dtype=torch.float16)
+    entries, rows = (batch * keys // 64, 64) if paged else (batch, keys)
+    cache = torch.empty(entries, rows, heads[1], head_dim, device="meta", dtype=torch.float16)
+    given = {"cache_seqlens": torch.empty(batch, device="meta", dtype=torch.int32), **options}
+    if paged:
+        given["block_table"] = torch.empty(batch, keys // 64, device="meta", dtype=torch.int32)
+    chosen = {
+        device: explain(q, cache, cache, **given, device=device).chosen
+        for device in ("H200", "RTX 4090")
+    }
+    if chosen["H200"] is None:
+        pytest.skip("this build has no GPU kernels")
+    expected = kernel + ("/paged" if paged else "/varlen") * (kernel == "sm90")
+    assert (chosen["H200"].kernel, chosen["RTX 4090"].kernel) == (expected, "sm80/decode")
+
+
 # (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
 LATENT = [
     ("sm_90", (16, 16, 8192, 512), "sm90/latent", 8),

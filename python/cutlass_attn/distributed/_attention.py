@@ -128,9 +128,8 @@ def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool)
         None if x is None else x[(None,) * (4 - x.dim())] for x in (terms.bias, terms.mask)
     )
     slopes = terms.alibi_slopes
-    if (
-        slopes is not None and slopes.shape[0] == 1
-    ):  # those of one entry, of which documents are part
+    # Slopes of one entry are those of all documents.
+    if slopes is not None and slopes.shape[0] == 1:
         slopes = slopes.reshape(-1)
     terms = replace(terms, bias=bias, mask=mask, alibi_slopes=slopes, sinks=sinks)
     size = plan.inner_size
