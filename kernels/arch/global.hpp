@@ -3,10 +3,6 @@
 
 #include "arch/twins.hpp"
 
-#if !defined(CA_DEVICE_TWIN)
-#include <thread>
-#endif
-
 namespace cutlass_attn::arch {
 
 #if defined(CA_DEVICE_TWIN)
@@ -134,7 +130,9 @@ struct GlobalMemory {
   // Blocks on other OS threads increase the counter. On a single OS thread, a block must not wait
   // for a later block.
   static void wait_until(int32_t const* counter, int32_t value) {
-    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) std::this_thread::yield();
+    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) {
+      simt::engine::wait_for_other_blocks();
+    }
   }
 };
 

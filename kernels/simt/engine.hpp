@@ -89,6 +89,10 @@ void cluster_sync();
 // griddepcontrol.wait
 void griddepcontrol_wait();
 
+// Between two looks at global memory that blocks on other OS threads change. Ends this block if one
+// of them has failed, which may be the one that is waited for.
+void wait_for_other_blocks();
+
 // mapa: the address in block `rank` of the cluster that corresponds to `address` in the calling
 // thread's block.
 void const* mapa(void const* address, int rank);

@@ -35,10 +35,11 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::string error;
+  std::atomic<bool> has_failed{false};
   auto const work = [&] {
     std::string mine;
     try {
-      Worker worker(grid, schedule, body);
+      Worker worker(grid, schedule, body, has_failed);
       for (int64_t i; mine.empty() && (i = next++) < clusters;) {
         mine = worker.run_cluster(schedule.order == FiberOrder::kReverse ? clusters - 1 - i : i);
       }
@@ -50,6 +51,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
     next = clusters;  // the other threads stop after their present cluster
     std::lock_guard<std::mutex> const lock(mutex);
     if (error.empty()) error = std::move(mine);
+    has_failed = true;
   };
 
   int64_t const wanted = schedule.num_threads > 0 ? schedule.num_threads
@@ -203,6 +205,7 @@ bool mbarrier_has_ended(void* barrier, int parity) {
   return self->worker->mbarrier_has_ended(barrier, parity);
 }
 void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
+void wait_for_other_blocks() { self->worker->wait_for_other_blocks(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {
   self->worker->tma_load(to, map, barrier, at);

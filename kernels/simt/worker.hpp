@@ -2,9 +2,11 @@
 // (listed in engine.hpp). For host.cpp only.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "simt/async.hpp"
 #include "simt/crew.hpp"
@@ -20,10 +22,13 @@ constexpr size_t kCopyBytes = 16;
 // threads do.
 class Worker {
  public:
-  Worker(Grid const& grid, Schedule const& schedule, std::function<void(char*)> const& body)
+  // has_failed: set as soon as a block of any worker has failed.
+  Worker(Grid const& grid, Schedule const& schedule, std::function<void(char*)> const& body,
+         std::atomic<bool> const& has_failed)
       : grid_(grid),
         schedule_(schedule),
         body_(body),
+        has_failed_(has_failed),
         blocks_(size_t(grid.cluster)),
         turns_(schedule, grid.cluster * grid.threads),
         crew_(IdleCrews::instance().take(grid.cluster * grid.threads)) {
@@ -271,6 +276,11 @@ class Worker {
     check(units().land(address, woken));
     turns_.wake(woken);
     return AsyncUnits::has_ended(barrier, parity);
+  }
+
+  void wait_for_other_blocks() {
+    if (has_failed_) fail("waits for other blocks, of which one has failed");
+    std::this_thread::yield();
   }
 
   void griddepcontrol_wait() {
@@ -540,6 +550,7 @@ class Worker {
   Grid const& grid_;
   Schedule const& schedule_;
   std::function<void(char*)> const& body_;
+  std::atomic<bool> const& has_failed_;
 
   std::string error_;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -569,6 +570,24 @@ TEST(an_error_ends_the_grid) {
     });
     CHECK(contains(status.message, "simt: block "));
     CHECK(blocks < 1000);
+  }
+}
+
+TEST(an_error_ends_blocks_that_wait_for_others) {
+  for (Schedule schedule : kSchedules) {
+    schedule.num_threads = 2;
+    std::atomic<int> blocks{0}, counter{0};
+    Status const status = run_grid({2, 32, 16}, schedule, [&](char* smem) {
+      if (engine::thread() != 0) return;
+      ++blocks;
+      while (blocks < 2) std::this_thread::yield();  // both run
+      if (engine::block() == 1) {
+        smem[16] = 0;
+      } else {
+        while (counter == 0) engine::wait_for_other_blocks();  // block 1 would have added to it
+      }
+    });
+    CHECK(contains(status.message, "simt: block 1: "));
   }
 }
 
