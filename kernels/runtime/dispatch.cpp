@@ -48,7 +48,11 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
 
 // The tiles of a KV head and a sequence, which is taken to have the mean length.
 struct HeadTiles {
-  float fill = 1.0f;     // share of the tiles' rows that exist, for packed sequences
+  static constexpr int kManyKeys = 512;
+
+  // Share of the tiles' rows that exist. Many keys of sequences that are not packed make up for
+  // rows that do not.
+  float fill = 1.0f;
   float repeats = 1.0f;  // tiles, over those with packed heads
 
   // wgmma kernels pack heads only if their number divides the rows of a copy.
@@ -61,7 +65,9 @@ struct HeadTiles {
     bool const is_wgmma = std::string_view(variant.kernel->arch) == "90a";
     int const heads = is_wgmma && sm90::kBoxRows % packed != 0 ? 1 : packed;
     if (queries == 0 || group == 0) return;
-    if (has_offsets) fill = float(queries * heads) / float(tiles_of(heads) * m);
+    if (has_offsets || p.seq_k.seqlen < kManyKeys) {
+      fill = float(queries * heads) / float(tiles_of(heads) * m);
+    }
     repeats = float(tiles_of(heads) * (group / heads)) / float(tiles_of(packed) * (group / packed));
   }
 };
@@ -149,7 +155,7 @@ float cost_of(Variant const& variant, Problem const& p, DeviceInfo const& device
 // tiles of 128 rows and 77 with 64 (H200), 256 of 64 tokens 129 and 90.
 bool has_enough_rows(Variant const& variant, Problem const& p, DeviceInfo const& device) {
   Op const op = variant.kernel->op;
-  if (op == Op::kForward && HeadTiles(variant, p).fill <= 0.5f) return false;
+  if (op == Op::kForward && p.seq_q.cu_seqlens && HeadTiles(variant, p).fill <= 0.5f) return false;
   return blocks_per_sm(p, op, variant.block_m, device) >= kMinTilesPerSm;
 }
 

@@ -107,6 +107,16 @@ def test_more_than_16_rows_decode_on_wgmma(
     assert (chosen["H200"].kernel, chosen["RTX 4090"].kernel) == (expected, "sm80/decode")
 
 
+@pytest.mark.parametrize(("seqlen", "kernel"), [(80, "sm80/varlen"), (1024, "sm90/varlen")])
+def test_short_padded_sequences_do_not_run_wgmma(seqlen, kernel):
+    q = torch.empty(256, 16, seqlen, 64, device="meta", dtype=torch.bfloat16)
+    lengths = torch.empty(256, device="meta", dtype=torch.int32)
+    chosen = explain(q, q, q, seqused_q=lengths, seqused_k=lengths, device="H200").chosen
+    if chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert chosen.kernel == kernel
+
+
 # (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
 LATENT = [
     ("sm_90", (16, 16, 8192, 512), "sm90/latent", 8),

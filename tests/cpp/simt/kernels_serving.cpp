@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
 #include "simt/packed.hpp"
 #include "simt/pages.hpp"
+#include "simt/unit_of.hpp"
 #include "sm80/decode.hpp"
 #include "sm80/forward.hpp"
 #include "sm80/latent.hpp"
@@ -131,9 +131,11 @@ Status run_padded(Problem const& p, RunOptions const& options) {
 }
 
 // Three splits, whose workspace begins as garbage. Each run leaves zeros for the next one.
-template <class Pages>
-Status run_split(KernelUnit const& unit, KernelArguments const& arguments, Problem const& p,
-                 RunOptions const& given) {
+template <class Kernel, class Pages = Paged, class OtherScore = GeneralScore>
+Status run_split(Problem const& p, RunOptions const& given) {
+  static KernelUnit const unit = simt::unit_of<Kernel, IdentityScore, OtherScore>();
+  constexpr KernelArguments arguments =
+      simt::arguments_of_kernel<Kernel, IdentityScore, OtherScore>();
   Pages paged(p);
   paged.problem.num_splits = 3;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(paged.problem, {}, unit.facts)),
@@ -143,21 +145,6 @@ Status run_split(KernelUnit const& unit, KernelArguments const& arguments, Probl
   options.workspace = {workspace.data(), int64_t(workspace.size()), zeros.data(),
                        int64_t(zeros.size()) * 4};
   return launch(arguments, unit, paged.problem, {}, options);
-}
-template <class Kernel, class Pages = Paged, class OtherScore = GeneralScore>
-Status run_split(Problem const& p, RunOptions const& given) {
-  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, OtherScore>();
-  constexpr KernelArguments arguments =
-      arguments_of<typename Kernel::Params, IdentityScore, OtherScore>();
-  return run_split<Pages>(unit, arguments, p, given);
-}
-// Of a kernel with a launch after it that merges them.
-template <class Kernel, class Pages = Paged, class OtherScore = GeneralScore>
-Status run_split_and_merge(Problem const& p, RunOptions const& given) {
-  static KernelUnit const unit = simt::host_unit_with_pre_post<Kernel, IdentityScore, OtherScore>();
-  constexpr KernelArguments arguments =
-      arguments_with_pre_post_of<typename Kernel::Params, IdentityScore, OtherScore>();
-  return run_split<Pages>(unit, arguments, p, given);
 }
 
 }  // namespace
@@ -183,12 +170,12 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using WideFp8 =
       sm80::Latent<Half, TileShape<512, 512, 16, 32, 1, 4>, with::OwnValues, with::StoredAs<E4M3>>;
   KernelUnderTest wide{"sm80/wide/f16/d512/16x16x1c4, columns divided, pages", DType::kFloat16,
-                       &run_split_and_merge<Wide>};
+                       &run_split<Wide>};
   KernelUnderTest wide_fp8{"sm80/wide_fp8/f16/d512/16x32x1c4, columns divided, converted",
-                           DType::kFloat16, &run_split_and_merge<WideFp8, PagedFp8>};
+                           DType::kFloat16, &run_split<WideFp8, PagedFp8>};
   using WideWgmma = sm90::Latent<Half, TileShape<512, 512, 64, 32, 4, 2>, with::OwnValues>;
   KernelUnderTest wide_wgmma{"sm90/wide/f16/d512/64x32x4c2, columns divided, pages",
-                             DType::kFloat16, &run_split_and_merge<WideWgmma, Paged, SoftcapScore>};
+                             DType::kFloat16, &run_split<WideWgmma, Paged, SoftcapScore>};
   wide.head_dim = wide_fp8.head_dim = wide_wgmma.head_dim = 512;
   alibi.has_alibi = true;
   decode.is_decode = decode_fp8.is_decode = wide.is_decode = wide_fp8.is_decode = true;

@@ -9,10 +9,10 @@
 #include "core/alignment.hpp"
 #include "core/vector.hpp"
 #include "runtime/options.hpp"
-#include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
 #include "simt/pages.hpp"
 #include "simt/sanitized.hpp"
+#include "simt/unit_of.hpp"
 #include "sm90/forward.hpp"
 #include "sm90/quantized/forward.hpp"
 
@@ -74,9 +74,6 @@ template <class Kernel>
 constexpr bool has_bias = has_params<Kernel, BiasTmaParams, BiasMaskTmaParams>;
 template <class Kernel>
 constexpr bool has_mask = has_params<Kernel, MaskTmaParams, BiasMaskTmaParams>;
-// Whether there is a launch before it.
-template <class Kernel>
-constexpr bool has_before = has_mask<Kernel> || has_params<Kernel, sm90::Fp8TmaParams>;
 template <class Kernel>
 using ScoresOf = std::conditional_t<
     has_bias<Kernel>,
@@ -86,28 +83,11 @@ using ScoresOf = std::conditional_t<
         has_mask<Kernel>, ScoreList<Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
         ScoreList<Score<>, Score<Alibi>, Score<Softcap, Chunk>, Score<Softcap, Alibi, Chunk>>>>;
 
-template <class Kernel, class... Scores>
-KernelUnit unit_of() {
-  if constexpr (has_before<Kernel>) {
-    return simt::host_unit_with_pre_post<Kernel, Scores...>();
-  } else {
-    return simt::host_unit<Kernel, Scores...>();
-  }
-}
-template <class Kernel, class... Scores>
-constexpr KernelArguments arguments() {
-  if constexpr (has_before<Kernel>) {
-    return arguments_with_pre_post_of<typename Kernel::Params, Scores...>();
-  } else {
-    return arguments_of<typename Kernel::Params, Scores...>();
-  }
-}
-
 // On this many multiprocessors; 0: one block per tile.
 template <class Kernel, class... Scores>
 Status launch(Problem const& problem, int num_sms, ScoreList<Scores...>) {
-  static KernelUnit const unit = unit_of<Kernel, Scores...>();
-  constexpr KernelArguments arguments = sm90_case::arguments<Kernel, Scores...>();
+  static KernelUnit const unit = simt::unit_of<Kernel, Scores...>();
+  constexpr KernelArguments arguments = simt::arguments_of_kernel<Kernel, Scores...>();
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);

@@ -9,9 +9,9 @@
 
 #include "attention_case.hpp"
 #include "check.hpp"
-#include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
 #include "simt/sanitized.hpp"
+#include "simt/unit_of.hpp"
 #include "sm80/latent.hpp"
 #include "sm90/latent.hpp"
 
@@ -202,9 +202,8 @@ struct Packed : packed::Packed {
 // Runs the case in `splits` parts, with a workspace of garbage.
 template <class Kernel, class Cache, class Score>
 std::string run(SolvedCase& solved, int splits, simt::FiberOrder order) {
-  static KernelUnit const unit = simt::host_unit_with_pre_post<Kernel, Score>();
-  constexpr KernelArguments arguments =
-      arguments_with_pre_post_of<typename Kernel::Params, Score>();
+  static KernelUnit const unit = simt::unit_of<Kernel, Score>();
+  constexpr KernelArguments arguments = simt::arguments_of_kernel<Kernel, Score>();
   Cache cache(solved.call());
   cache.problem.num_splits = splits;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(cache.problem, {}, unit.facts)),
