@@ -191,7 +191,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         automatic=settings.automatic,
         accumulate=str(settings.axes["accumulate"]),
         quantize=str(settings.axes["quantize"]),
-        # Latents are copied row by row.
+        # The kernels for latents copy by TMA only where that can.
         tma=settings.namespace == "sm90" and not settings.axes["latent"],
         scalar=settings.namespace == "scalar",
         avoids=tuple(settings.avoids),

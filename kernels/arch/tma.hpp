@@ -34,6 +34,16 @@ struct Tma {
         "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
+  // The same, into the same place of each block of the cluster whose bit is set in `blocks`. Each
+  // block's barrier counts the bytes that it receives. One read of L2 serves all of them.
+  CUTE_DEVICE static void tma_load_multicast(void* to, TensorMap const& map, Barrier* barrier,
+                                             uint16_t blocks, int x, int y, int z, int u, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
+        : "memory");
+  }
   // cp.async.bulk: copies `bytes`, a multiple of 16, from this block's shared memory to the same
   // place in block `rank` of the cluster, where they count for the barrier. TMA reads what threads
   // stored before their fence_proxy_async(). wgmma there needs no fence to read what it writes.
@@ -58,7 +68,11 @@ struct Tma {
   }
   static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y, int z, int u,
                        int w) {
-    simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});
+    simt::engine::tma_load(to, map, barrier, 0, {x, y, z, u, w});
+  }
+  static void tma_load_multicast(void* to, TensorMap const& map, Barrier* barrier, uint16_t blocks,
+                                 int x, int y, int z, int u, int w) {
+    simt::engine::tma_load(to, map, barrier, blocks, {x, y, z, u, w});
   }
   static void cp_async_bulk(void const* from, int bytes, int rank, Barrier* barrier) {
     simt::engine::cp_async_bulk(from, bytes, rank, barrier);

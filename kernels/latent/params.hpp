@@ -93,7 +93,7 @@ struct LatentSplits {
 struct LatentParams : VarlenParams {
   KeySplits splits;
   FastDivisor by_queries;  // divides by the number of queries of a batch entry
-  int32_t cluster;         // blocks of a cluster, 1 or 2: tiles of rows with equal keys
+  int32_t cluster;         // blocks of a cluster, 1 or 2, which go through the same keys
   LatentSplits::Merge merge;
 
   // Called on the host.
@@ -140,6 +140,16 @@ struct LatentParams : VarlenParams {
   CA_HOST_DEVICE int split(int block) const { return splits.split(block >> (cluster - 1)); }
   CA_HOST_DEVICE int rank(int block) const { return block & (cluster - 1); }
 
+  // The tile of a block, with the queries of all tiles of its cluster, whose keys it goes through.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE Tile rows_of_cluster(Tile tile) const {
+    if (cluster == 1) return tile;
+    Tile const other = tile_of<kBlockM, Arch>(unit(Arch::block()) ^ 1);
+    if (other.q_begin < tile.q_begin) tile.q_begin = other.q_begin;
+    if (other.q_end > tile.q_end) tile.q_end = other.q_end;
+    return tile;
+  }
+
   // In a kernel: the tile with this number, which may have no rows. Called by all lanes of a warp.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE Tile tile_of(int unit) const {
@@ -173,17 +183,17 @@ struct LatentParams : VarlenParams {
     return scheduled;
   }
 
-  // Two if the tiles of rows 2i and 2i + 1 belong to one batch entry and have equal keys, whatever
-  // lengths the device reads. Lengths of the queries that only the device knows exclude that.
+  // Two if the tiles of rows 2i and 2i + 1 belong to one batch entry and go through equal keys, but
+  // for some tiles at the end, whatever lengths the device reads. Lengths of the queries that only
+  // the device knows exclude that.
   static int32_t cluster_of(Problem const& scheduled, int32_t heads, KernelFacts const& facts) {
     Sequences const& q = scheduled.seq_q;
     Mask const& mask = scheduled.mask;
     if (facts.cluster < 2 || q.cu_seqlens || q.is_padded()) return 1;
     int64_t const tiles = (int64_t(q.seqlen) * heads + facts.block_m - 1) / facts.block_m;
-    bool const differ = mask.causal || mask.window_left != kUnbounded ||
-                        mask.window_right != kUnbounded || mask.attention_chunk > 0;
+    bool const slides = mask.window_left != kUnbounded || mask.attention_chunk > 0;
     bool const are_of_one_query = q.seqlen == 1 || heads % (2 * facts.block_m) == 0;
-    return tiles % 2 == 0 && (are_of_one_query || !differ) ? 2 : 1;
+    return tiles % 2 == 0 && (are_of_one_query || !slides) ? 2 : 1;
   }
 
   // Equal to `blocks`, but computed without divisors, because dispatch calls this in every call.

@@ -172,8 +172,9 @@ void mbarrier_arrive_cluster(void* barrier, int rank);
 void mbarrier_wait(void* barrier, int parity);
 bool mbarrier_has_ended(void* barrier, int parity);
 
-// cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
-void tma_load(void* to, TensorMap const& map, void* barrier,
+// cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView. To the same place
+// of the blocks of the cluster in the bit mask `blocks`, or, if that is 0, to this block alone.
+void tma_load(void* to, TensorMap const& map, void* barrier, unsigned blocks,
               int32_t const (&at)[TensorView::kDims]);
 
 // cp.async.bulk from the block's shared memory to the same place in block `rank` of the cluster,

@@ -206,9 +206,9 @@ bool mbarrier_has_ended(void* barrier, int parity) {
 }
 void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
 void wait_for_other_blocks() { self->worker->wait_for_other_blocks(); }
-void tma_load(void* to, TensorMap const& map, void* barrier,
+void tma_load(void* to, TensorMap const& map, void* barrier, unsigned blocks,
               int32_t const (&at)[TensorView::kDims]) {
-  self->worker->tma_load(to, map, barrier, at);
+  self->worker->tma_load(to, map, barrier, blocks, at);
 }
 void cp_async_bulk(void const* from, int bytes, int rank, void* barrier) {
   self->worker->cp_async_bulk(from, bytes, rank, barrier, __builtin_return_address(0));

@@ -288,7 +288,8 @@ class Worker {
     self->block->has_waited = true;
   }
 
-  void tma_load(void* to, TensorMap const& map, void* barrier, AsyncUnits::Coordinates const& at) {
+  void tma_load(void* to, TensorMap const& map, void* barrier, unsigned blocks,
+                AsyncUnits::Coordinates const& at) {
     race::Unseen const unseen;
     if (!self->block->has_waited) {
       fail(
@@ -297,9 +298,17 @@ class Worker {
     }
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
-    check(units().copy(view, to, barrier, at, schedule_.poison));
-    check_copy(*self->block, uint32_t(units().offset(to)), uint32_t(units().bytes_of(view)));
-    wake_waiters(units(), barrier);
+    auto const copy_to = [&](Block& block) {
+      char* const there = block.smem + units().offset(to);
+      void* const counts = block.smem + units().offset(barrier);
+      check(block.units.copy(view, there, counts, at, schedule_.poison));
+      check_copy(block, units().offset(to), uint32_t(units().bytes_of(view)));
+      wake_waiters(block.units, counts);
+    };
+    if (blocks == 0) copy_to(*self->block);
+    for (int rank = 0; blocks >> rank != 0; ++rank) {
+      if (blocks >> rank & 1) copy_to(block_of(to, rank));
+    }
   }
 
   void cp_async_bulk(void const* from, int bytes, int rank, void* barrier, void* place) {

@@ -16,15 +16,16 @@
 //               registers of the A operand, with the factors by which a new row max rescales O
 //   Pipeline:   P V of a tile in the output warpgroups overlaps softmax of the next tile, as P is
 //               published after Q K^T of the next tile, if that does not wait for a copy. Products
-//               that run together would leave tensor cores idle during softmax. All waits are for
-//               mbarriers:
+//               of different warpgroups that run together take longer than one after the other: 476
+//               us instead of 270 (docs/latent.md). All waits are for mbarriers:
 //
 //                 k_full:  copies -> scores     p_full:  scores -> output
 //                 k_empty: output -> copies     p_empty: output -> scores
+//                 q_full:  output -> scores, copies
 //
 //               The output warpgroups have P of a tile only after the scores are done with its K.
-//   Clusters:   two blocks whose tiles of rows have equal keys, such as the 128 heads of a query,
-//               convert half of each tile each, and pass it on (latent_cluster.hpp)
+//   Clusters:   two blocks whose tiles of rows have equal keys, or nearly so, such as the 128 heads
+//               of a query, copy or convert half of each tile each, for both (latent_cluster.hpp)
 //   Conversion: for an 8-bit cache, the copying warps convert the bytes of their tokens to 16 bits
 //               (latent_token_producer.hpp). Shared memory then holds two tiles and the bytes of a
 //               third
@@ -52,16 +53,14 @@ struct Latent : KernelDefaults {
   static_assert(Traits::template are_among<with::StoredAs<DsMla>, with::OwnValues>);
   using Config = LatentConfig<Traits>;
   using Shared = typename Config::SharedStorage;
-  using Params = LatentParams;
+  using Params = LatentBoxParams;
   using Before = NoLaunch<Params>;
   using After = LatentMerge<Element, Config::kBlockM, Config::kHeadDimV, false>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
-  // Conversions are worth sharing. Copies are not: 292 us instead of 274, and 1239 instead of 1189
-  // for values of their own (H200, bf16, 128 x 4096 keys of 128 heads; 4 x 4096, 4 heads).
-  static constexpr int kMaxCluster = Config::kConverts ? 2 : 1;
+  static constexpr int kMaxCluster = 2;
   static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
   static constexpr bool kPacksHeads = true, kOverlapsGrids = true;
 
@@ -74,15 +73,16 @@ struct Latent : KernelDefaults {
     SeqLens const lens = tile.seq.lens(p);
     if (Arch::thread() == 0) {
       IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
-      TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
+      auto const rows = params.template rows_of_cluster<kBlockM, Arch>(tile);
+      TileRange const all = mask.tiles(rows.q_begin, rows.q_end, kBlockN);
       TileRange const own = params.splits.share(all, params.split(Arch::block()));
       shared.block = {tile,
                       all.in_keys(kBlockN),
                       own.begin * kBlockN,
                       own.end * kBlockN,
                       mask.tile_mask(tile.q_begin),
-                      {p, p.k, tile, mask}};
-      if constexpr (Config::kHasOwnValues) shared.values = {p, p.v, tile, mask};
+                      {p, p.k, rows, mask}};
+      if constexpr (Config::kHasOwnValues) shared.values = {p, p.v, rows, mask};
       init_barriers<Arch>(shared, params.cluster);
     }
     Arch::cluster_sync();  // block full, barriers of all blocks initialised
@@ -113,6 +113,7 @@ struct Latent : KernelDefaults {
       Arch::mbarrier_init(&shared.p_full[i], kWarps);
       Arch::mbarrier_init(&shared.p_empty[i], kReaders);
     }
+    Arch::mbarrier_init(&shared.q_full, kReaders);
     Arch::fence_mbarrier_init();
   }
 };

@@ -6,9 +6,9 @@
 #include "core/softmax.hpp"
 #include "core/token_format.hpp"
 #include "core/traits.hpp"
-#include "latent/params.hpp"
 #include "latent/rows.hpp"
 #include "sm90/config.hpp"
+#include "sm90/latent_params.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
 
@@ -18,7 +18,7 @@ template <class Traits>
 struct LatentConfig {
   using Element = typename Traits::Element;
   using Coord = BasicTileCoord<VarlenSeqInfo>;
-  using Params = LatentParams;
+  using Params = LatentBoxParams;
   using Stored = typename Traits::Kv;  // Element, or a format of core/token_format.hpp
   static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
   using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
@@ -38,7 +38,7 @@ struct LatentConfig {
   // Registers per thread; four threads, one of each warpgroup, have 512. O takes 128, each chunk of
   // 64 columns of Q that stays in registers takes 16, and S of 48 keys takes 24.
   static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
-  static constexpr int kKeptChunks = kBlockN > 32 ? 4 : 5;
+  static constexpr int kKeptChunks = 5;
 
   using TileK = GroupedTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim - kKeptChunks * 64>;  // the other chunks of Q
@@ -104,6 +104,7 @@ struct LatentConfig {
     typename Source::Row addresses[kCopyWarps][kUnit];  // rows that a warp copies next
     uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
     arch::Barrier k_full[kStages], k_empty[kStages];    // empty: kReaders of each block released it
+    arch::Barrier q_full;  // the columns of Q that are in shared memory
     arch::Barrier p_full[kWeights], p_empty[kWeights];
     BlockInfo block;
   };

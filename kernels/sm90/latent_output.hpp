@@ -5,6 +5,7 @@
 #include "core/terms/max_logit.hpp"
 #include "latent/merge.hpp"
 #include "sm90/latent_cluster.hpp"
+#include "sm90/latent_queries.hpp"
 #include "tile/quad_rows.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -37,6 +38,7 @@ struct LatentOutput {
   Result result = {};
 
   CUTE_DEVICE void run() {
+    LatentQueries<Config, Arch>{params.problem, shared}.copy();
     Ring<Config::kStages> v;
     Ring<Config::kWeights> in;
     CUTE_NO_UNROLL
@@ -94,7 +96,7 @@ struct LatentOutput {
     Arch::wgmma_fence(o, p);
     CUTE_UNROLL
     for (int i = 0; i < kN / 16 * kParts; ++i) {
-      int const n = i / kParts, part = i % kParts;
+      int const n = i % (kN / 16), part = i / (kN / 16);
       auto& columns = reinterpret_cast<float (&)[kPartSize]>(o[part * kPartSize]);
       auto const at = values + part * kPartSize / 32 * TileK::kChunkBytes / 16;
       Arch::template wgmma_rs<Element>(columns, p[n], at + n * 2 * TileK::kGroupBytes / 16, true);

@@ -3,13 +3,12 @@
 
 #include "core/score.hpp"
 #include "sm90/latent_cluster.hpp"
+#include "sm90/latent_queries.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
 namespace cutlass_attn::sm90 {
 
-// The first chunks of Q stay in registers. Shared memory has no room for all of Q beside the tiles,
-// nor the bandwidth to read all of Q for each tile.
 template <class Config, class Score, class Arch>
 struct LatentScores {
   using Shared = typename Config::SharedStorage;
@@ -20,7 +19,6 @@ struct LatentScores {
   using S = Fragment<float, 1, Config::kBlockN / 8>;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows, kStages = Config::kStages;
   static constexpr int kKeptSteps = Config::kKeptChunks * 4, kSteps = Config::kHeadDim / 16;
-  static constexpr int kBarrier = 1;  // of the warpgroup
 
   Problem const& p;
   Shared& shared;
@@ -29,6 +27,7 @@ struct LatentScores {
   typename Config::Coord const& tile;
   FragmentScores<Arch, Score, Place, kRows, false, typename Config::Coord> const scores;
   float const log2_scale;
+  int const full_begin, full_end;  // of scores.range, which is in shared memory
   uint32_t q[kKeptSteps][4];
   S s;
   SoftmaxRows<Arch, kRows> softmax = {};
@@ -46,11 +45,13 @@ struct LatentScores {
                tile,
                shared.block.range,
                shared.block.interval},
-        log2_scale(scores.score.log2_scale()) {}
+        log2_scale(scores.score.log2_scale()),
+        full_begin(shared.block.range.full_begin),
+        full_end(shared.block.range.full_end) {}
 
   CUTE_DEVICE void run() {
     int const first = shared.block.first, last = shared.block.last;
-    load_queries();
+    LatentQueries<Config, Arch>{p, shared}.load(q);
     CUTE_NO_UNROLL
     for (int key = first; key < last; key += kN) {
       // P of the tile before is published after S of this tile, so that P V overlaps softmax; but
@@ -74,38 +75,6 @@ struct LatentScores {
   }
 
  private:
-  CUTE_DEVICE void load_queries() {
-    int const vector = thread % 8 * 8;
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kBlockM / 16; ++i) {
-      int const row = i * 16 + thread / 8;
-      bool const is_row = row < tile.rows;
-      Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
-      CUTE_UNROLL
-      for (int c = 0; c < TileQ::kChunks; ++c) {
-        int const column = (Config::kKeptChunks + c) * 64 + vector;
-        Arch::cp_async(Arch::smem_address(shared.q) + TileQ::offset(row, c * 64 + vector),
-                       from + column, is_row && column < p.head_dim);
-      }
-    }
-    Arch::cp_async_commit_group();
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = Place{thread}.row(i);
-      bool const is_row = row < tile.rows;
-      Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
-      CUTE_UNROLL
-      for (int n = 0; n < 2 * kKeptSteps; ++n) {
-        int const column = n * 8 + lane % 4 * 2;
-        q[n / 2][i + n % 2 * 2] =
-            is_row && column < p.head_dim ? *reinterpret_cast<uint32_t const*>(from + column) : 0;
-      }
-    }
-    Arch::template cp_async_wait_group<0>();
-    Arch::fence_proxy_async();
-    Arch::sync(kBarrier, Config::kGroupThreads);  // Q full
-  }
-
   // S of the next tile.
   CUTE_DEVICE void multiply() {
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
@@ -133,7 +102,7 @@ struct LatentScores {
   // Softmax of the tile at `key`; stores P and the factors, without publishing them.
   CUTE_DEVICE void softmax_of_tile(int key) {
     auto const rows = as_rows(s);
-    if (scores.range.is_full(key)) {
+    if (key >= full_begin && key < full_end) {
       scores.apply(rows, key, std::true_type{});
     } else {
       scores.apply(rows, key, std::false_type{});
@@ -142,7 +111,7 @@ struct LatentScores {
     CUTE_UNROLL
     for (int i = 0; i < Config::kTilesOfStep; ++i) k.advance();
     float factors[kRows];
-    softmax.softmax_weights_after_max(rows, factors, log2_scale);
+    compute_weights(rows, factors);
     softmax.add_sums();
     wait_for_room();
     auto& to = shared.weights[out.stage];
@@ -156,6 +125,23 @@ struct LatentScores {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       if (lane % 4 == 0) to.factors[Place{thread}.row(i)] = factors[i];
+    }
+  }
+
+  // P of a tile from its scores, and the factors by which O is to be multiplied before it is added.
+  // The row max lags (tile/softmax_rows.hpp), so that O is rarely rescaled, unless the largest
+  // logit is wanted.
+  template <class Rows>
+  CUTE_DEVICE void compute_weights(Rows const& rows, float (&factors)[kRows]) {
+    if constexpr (Score::kKeepsMaxLogit) {
+      softmax.softmax_weights_after_max(rows, factors, log2_scale);
+    } else {
+      Fragment<float, 1, 1> ones;  // rescaled in place of O
+      for (float& x : ones.x) x = 1.0f;
+      softmax.update_max_checked(rows, as_rows(ones), log2_scale);
+      softmax.softmax_weights_of_max(rows, log2_scale);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) factors[i] = as_rows(ones)(i, 0);
     }
   }
 

@@ -42,21 +42,17 @@ using WgmmaWithoutTail = sm90::Latent<half_t, TileShape<512, 512, 64, 48, 4, 2>>
 using WgmmaOfTokens =
     sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 32, 4, 2>, with::StoredAs<DsMla>>;
 using WgmmaOfValues = sm90::Latent<half_t, TileShape<512, 512, 64, 32, 4, 2>, with::OwnValues>;
-// Kernels that can, but would be slower.
-template <class Kernel>
-struct InClusters : Kernel {
-  static constexpr int kMaxCluster = 2;
-};
 
-// The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
-struct Paged {
-  static constexpr int kPageSize = 13;
+// The cache in pages, in an irregular order. All other rows are NaN.
+template <int kSize>
+struct PagesOf {
+  static constexpr int kPageSize = kSize;
   Problem problem;
   int const each;  // pages of a batch entry
   std::vector<int32_t> table, used;
   Rows k;
 
-  explicit Paged(Problem const& p)
+  explicit PagesOf(Problem const& p)
       : problem(p),
         each((p.seq_k.seqlen + kPageSize - 1) / kPageSize),
         table(size_t(p.batch * each)),
@@ -73,7 +69,7 @@ struct Paged {
     problem.seq_k.seqused = used.data();
     problem.seq_k.seqlen = each * kPageSize;
   }
-  Paged(Paged const&) = delete;
+  PagesOf(PagesOf const&) = delete;
   void give_back() {}
 
   // The row of a key among the rows of all pages.
@@ -81,6 +77,9 @@ struct Paged {
     return int64_t(table[size_t(batch * each + key / kPageSize)]) * kPageSize + key % kPageSize;
   }
 };
+
+using Paged = PagesOf<13>;
+using PagesOfBoxes = PagesOf<32>;  // TMA copies units of 16 rows
 
 // Lists of the keys that the mask lets each query see, in any order, with invalid places in
 // between. Entries beyond the length of a list are out of bounds.
@@ -393,25 +392,36 @@ TEST(wgmma_tokens) {
       of_tokens(causal(make("in pages", 4, 70, 8, 2))), DType::kBFloat16, {1});
 }
 
-// Two blocks bring in half of each tile each.
+// Two blocks bring in half of each tile each: units of 16 keys by TMA, others by cp.async.
 TEST(wgmma_clusters) {
-  check<InClusters<Wgmma>, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16,
-                                  {1, 3});
+  check<Wgmma, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16, {1, 3});
   Case rises = make("rows of two queries in a tile", 4, 170, 32);
   rises.magnitude = 8;
   rises.sinks = true;
-  check<InClusters<Wgmma>, Dense>(rises, DType::kFloat16, {1, 2});
-  check<InClusters<Wgmma>, Dense>(causal(make("a query for each cluster", 3, 100, 128)),
-                                  DType::kFloat16, {1});
-  check<InClusters<Wgmma>, Paged>(make("few rows in the second tile", 1, 150, 70, 2),
-                                  DType::kFloat16, {2});
-  check<InClusters<Wgmma>, Paged>(make("no key", 1, 0, 128, 2), DType::kFloat16, {1, 2});
-  check<InClusters<Wgmma>, Paged>(make("one key", 1, 1, 128), DType::kFloat16, {1});
-  check<InClusters<Wgmma>, Paged>(make("many splits", 1, 900, 128), DType::kFloat16, {18});
-  check<InClusters<Wgmma>, Listed>(make("lists", 2, 170, 128, 2), DType::kFloat16, {1, 2});
-  Case values = make("values of their own", 2, 200, 64);
+  check<Wgmma, Dense>(rises, DType::kFloat16, {1, 2});
+  check<Wgmma, Dense>(causal(make("a query for each cluster", 3, 100, 128)), DType::kFloat16, {1});
+  Case window = causal(make("NaN before the window", 1, 200, 128));
+  window.window_left = 50;
+  window.nan_key = 146;
+  check<Wgmma, PagesOfBoxes>(window, DType::kFloat16, {1, 2});
+  check<Wgmma, PagesOfBoxes>(make("few rows in the second tile", 1, 150, 70, 2), DType::kFloat16,
+                             {2});
+  Case other_keys = causal(make("other keys in the second tile", 120, 150, 1));
+  other_keys.sinks = true;
+  check<Wgmma, PagesOfBoxes>(other_keys, DType::kFloat16, {1, 3});
+  other_keys.seqlen_k = 40;  // the first tile has none
+  check<Wgmma, Dense>(other_keys, DType::kFloat16, {1, 2});
+  check<Wgmma, PagesOfBoxes>(make("no key", 1, 0, 128, 2), DType::kFloat16, {1, 2});
+  check<Wgmma, PagesOfBoxes>(make("one key", 1, 1, 128), DType::kFloat16, {1});
+  check<Wgmma, PagesOfBoxes>(make("many splits", 1, 900, 128), DType::kFloat16, {18});
+  check<WgmmaOfBFloat16, PagesOfBoxes>(make("one unit", 1, 16, 128), DType::kBFloat16, {1});
+  Case values = make("values of their own, two KV heads", 2, 200, 128, 2);
+  values.num_heads_kv = 2;
   values.head_dim = 512;
-  check<InClusters<WgmmaOfValues>, Dense>(values, DType::kFloat16, {1, 3});
+  check<WgmmaOfValues, Dense>(values, DType::kFloat16, {1, 3});
+  values.head_dim = 448;
+  values.head_dim_v = 384;
+  check<WgmmaOfValues, Dense>(values, DType::kFloat16, {1});
 }
 
 TEST(wgmma_clusters_of_tokens) {
@@ -426,11 +436,11 @@ TEST(wgmma_clusters_of_tokens) {
                                               DType::kBFloat16, {1, 2});
 }
 
-// Blocks share copies only if their tiles of rows surely have equal keys.
-TEST(wgmma_clusters_have_equal_keys) {
+// Blocks share copies only if their tiles of rows surely go through the same keys.
+TEST(wgmma_clusters_read_the_same_keys) {
   KernelFacts const facts = facts_of<WgmmaOfTokens>();
   auto const cluster_of = [&](Problem const& p, KernelFacts const& facts) {
-    return LatentParams::prepare(p, {}, {}, facts).launch(facts).cluster;
+    return LatentBoxParams::prepare(p, {}, {}, facts).launch(facts).cluster;
   };
   Problem one;  // a query of 128 heads
   one.batch = 3;
@@ -442,7 +452,7 @@ TEST(wgmma_clusters_have_equal_keys) {
   one.seq_k.seqlen = 1000;
   one.mask.causal = true;
   CHECK_EQ(cluster_of(one, facts), 2);
-  CHECK_EQ(cluster_of(one, facts_of<Wgmma>()), 1);       // nothing is converted
+  CHECK_EQ(cluster_of(one, facts_of<Wgmma>()), 2);
   CHECK_EQ(cluster_of(one, facts_of<OfManyRows>()), 1);  // mma.sync
   Problem few = one, odd = one, four = one;
   few.num_heads_q = 64;  // one tile
@@ -452,8 +462,6 @@ TEST(wgmma_clusters_have_equal_keys) {
   four.seq_q.seqlen = 4;  // a query for each two tiles
   CHECK_EQ(cluster_of(four, facts), 2);
   four.num_heads_q = 64;  // a query for each tile
-  CHECK_EQ(cluster_of(four, facts), 1);
-  four.mask.causal = false;
   CHECK_EQ(cluster_of(four, facts), 2);
   four.mask.window_left = 100;
   CHECK_EQ(cluster_of(four, facts), 1);
@@ -463,6 +471,18 @@ TEST(wgmma_clusters_have_equal_keys) {
   CHECK_EQ(cluster_of(packed, facts), 1);
   padded.seq_q.seqused = lengths;
   CHECK_EQ(cluster_of(padded, facts), 1);
+  Problem paged = one, listed = one, fewer = one;  // what TMA cannot copy, unless it is converted
+  paged.kv = {lengths, 4, 24, 4};
+  listed.kv.indices = lengths, listed.kv.page_size = 16;
+  fewer.head_dim = 568;
+  for (Problem* p : {&paged, &listed, &fewer}) {
+    CHECK_EQ(cluster_of(*p, facts), 1);
+    p->k.dtype = DType::kDsMla;
+    CHECK_EQ(cluster_of(*p, facts), 2);
+  }
+  paged.k.dtype = one.k.dtype;
+  paged.kv.page_size = 48;
+  CHECK_EQ(cluster_of(paged, facts), 2);
 }
 
 TEST(lists_of_tokens) {
