@@ -1,9 +1,9 @@
 // Copies that the blocks of a cluster share, which go through the same keys.
 //
-// Each of the two blocks brings in half of the rows of each unit. TMA copies them to both blocks, or
-// the block passes them on to the other one. So both have whole tiles, and read half of them from
-// global memory. A stage is released to the copying warps of both blocks. A block without a partner
-// brings in all rows.
+// Each of the two blocks brings in half of the rows of each unit: TMA copies them to both blocks,
+// or the block passes them on to the other one. So both have whole tiles, and read half of them
+// from global memory. A stage is released to the copying warps of both blocks. A block without a
+// partner brings in all rows.
 #pragma once
 
 #include "core/opaque.hpp"
