@@ -248,7 +248,9 @@ import time, cutlass_attn
 started = time.process_time()
 from cutlass_attn import jit
 code = jit.cubin({key!r}, {arch!r})
-print(time.process_time() - started, len(code))
+read = time.process_time()
+sum(i * i for i in range(1_000_000))
+print((read - started) / (time.process_time() - read), len(code))
 """
 
 
@@ -268,15 +270,17 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
         assert f".text.{symbol_of(key)}__{score}\0".encode() in code
     assert f"{symbol_of(key)}__facts\0".encode() in code
     program = READ.format(key=key, arch=ARCH)
-    best = 1.0
-    for _ in range(10):  # time on a core, which other work on the machine can double
+    # Time on a core, in units of a million squares: 45 ms to 100 ms, as a host's speed changes within
+    # an hour. A compilation takes hundreds of them.
+    best = 1000.0
+    for _ in range(10):
         output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-        seconds, size = output.stdout.split()
+        squares, size = output.stdout.split()
         assert int(size) == len(code)
-        best = min(best, float(seconds))
-        if best < 0.05:
+        best = min(best, float(squares))
+        if best < 1.0:
             break
-    assert best < 0.05
+    assert best < 1.0
 
 
 # --- With a GPU -----------------------------------------------------------------------------------
