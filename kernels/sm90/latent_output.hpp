@@ -96,7 +96,7 @@ struct LatentOutput {
     Arch::wgmma_fence(o, p);
     CUTE_UNROLL
     for (int i = 0; i < kN / 16 * kParts; ++i) {
-      int const n = i / kParts, part = i % kParts;
+      int const n = i % (kN / 16), part = i / (kN / 16);
       auto& columns = reinterpret_cast<float (&)[kPartSize]>(o[part * kPartSize]);
       auto const at = values + part * kPartSize / 32 * TileK::kChunkBytes / 16;
       Arch::template wgmma_rs<Element>(columns, p[n], at + n * 2 * TileK::kGroupBytes / 16, true);

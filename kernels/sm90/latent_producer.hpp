@@ -41,7 +41,7 @@ struct LatentProducer {
         rows.look_up(key);
       }
     };
-    [[maybe_unused]] int const second = shared.block.first + Config::kBlockN;  // tile
+    int const second = shared.block.first + Config::kBlockN;  // tile
     Ring<kStages> ring;
     look_up(key);
     while (key < last) {
@@ -50,10 +50,8 @@ struct LatentProducer {
         ring.advance();
         continue;
       }
-      if constexpr (!Config::kHasOwnValues) {
-        // Q first: the first product needs it and no second tile.
-        if (key >= second) Arch::mbarrier_wait(&shared.q_full, 0);
-      }
+      // Q first: the first product needs it and no second tile.
+      if (key >= second) Arch::mbarrier_wait(&shared.q_full, 0);
       Arch::mbarrier_wait(&shared.k_empty[ring.stage], ring.round ^ 1);
       int const next = key + Config::kWarpsOfTile * kUnit;
       if (is_box(key)) {

@@ -270,8 +270,8 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
         assert f".text.{symbol_of(key)}__{score}\0".encode() in code
     assert f"{symbol_of(key)}__facts\0".encode() in code
     program = READ.format(key=key, arch=ARCH)
-    # Time on a core, in units of a million squares: 45 ms to 100 ms, as a host's speed changes within
-    # an hour. A compilation takes hundreds of them.
+    # Time on a core, in units of a million squares (100 ms on a slow host): the speed of a host may
+    # halve within an hour.
     best = 1000.0
     for _ in range(10):
         output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
