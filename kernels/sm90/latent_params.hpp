@@ -18,8 +18,9 @@ struct LatentBoxes {
   // On the host.
   void prepare(Problem const& p, Operand const& t, int columns, bool is_on_gpu) {
     bool const has_pages = p.kv.has_pages();
-    int32_t const rows = at_least_1(has_pages ? p.kv.page_size : p.seq_k.seqlen);
-    int32_t const entries = at_least_1(has_pages ? p.kv.num_pages : p.batch);
+    int32_t const rows = at_least_1(has_pages ? p.kv.page_size : p.seq_k.rows());
+    int32_t const batch = p.seq_k.cu_seqlens ? 1 : p.batch;
+    int32_t const entries = at_least_1(has_pages ? p.kv.num_pages : batch);
     bool const has_units = !has_pages || rows % kUnit == 0;
     bool const is_ascending = t.row_stride >= 0 && t.batch_stride >= 0 && t.head_stride >= 0;
     exist = has_units && is_ascending && !p.kv.indices && t.dtype == p.q.dtype &&
@@ -44,10 +45,10 @@ struct LatentBoxParams : LatentParams {
                                  DeviceLimits const& device, KernelFacts const& facts) {
     LatentBoxParams params{LatentParams(p, workspace, device, facts), {}, {}};
     bool const is_converted = p.k.dtype != p.q.dtype;
-    if (params.cluster == 1 || is_converted) return params;
+    bool const is_view = p.v.data == p.k.data && p.head_dim_v < p.head_dim;
+    if (is_converted || (params.cluster == 1 && is_view)) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     params.k_boxes.prepare(p, p.k, p.head_dim, is_on_gpu);
-    bool const is_view = p.v.data == p.k.data && p.head_dim_v < p.head_dim;
     if (!is_view) params.v_boxes.prepare(p, p.v, p.head_dim_v, is_on_gpu);
     // Without TMA, copies are not worth sharing: 292 us instead of 274 for 128 x 4096 keys of 128
     // heads, 1239 instead of 1189 for 4 x 4096 keys and values of 4 heads (H200, bf16).

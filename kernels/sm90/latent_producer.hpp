@@ -9,9 +9,10 @@ namespace cutlass_attn::sm90 {
 // own copies only, so units of four warps are in flight. Then it makes them visible to wgmma.
 //
 // In a cluster, each block copies half of the rows of a unit to both blocks. If all of its keys
-// exist, TMA does that, and the warp goes on while stages are free. A block alone copies without
-// TMA, which is no faster: 264 us instead of 272 for 128 x 4096 keys of 128 heads, but 166 instead
-// of 156 for 16 (H200, bf16).
+// exist, TMA does that, and the warp goes on while stages are free. It does so in a block alone,
+// too, that copies K and V: 934 us instead of 1219 for 4 x 4032 keys of 4 heads. For latents that
+// is no faster: 264 instead of 272 for 128 x 4096 keys of 128 heads, but 166 instead of 156 for 16
+// (H200, bf16).
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;
@@ -41,7 +42,7 @@ struct LatentProducer {
         rows.look_up(key);
       }
     };
-    int const second = shared.block.first + Config::kBlockN;  // tile
+    [[maybe_unused]] int const second = shared.block.first + Config::kBlockN;  // tile
     Ring<kStages> ring;
     look_up(key);
     while (key < last) {
@@ -50,8 +51,10 @@ struct LatentProducer {
         ring.advance();
         continue;
       }
-      // Q first: the first product needs it and no second tile.
-      if (key >= second) Arch::mbarrier_wait(&shared.q_full, 0);
+      if constexpr (!Config::kHasOwnValues) {
+        // Q first: the first product needs it and no second tile.
+        if (key >= second) Arch::mbarrier_wait(&shared.q_full, 0);
+      }
       Arch::mbarrier_wait(&shared.k_empty[ring.stage], ring.round ^ 1);
       int const next = key + Config::kWarpsOfTile * kUnit;
       if (is_box(key)) {
@@ -102,8 +105,8 @@ struct LatentProducer {
   // that are no keys, which may be NaN.
   CUTE_DEVICE bool is_box(int key) const {
     KeyRange const& keys = source().keys;
-    return cluster.is_shared() && boxes().exist && columns() == TileK::kColumns &&
-           key >= keys.first && key + kUnit <= keys.end;
+    return (Config::kHasOwnValues || cluster.is_shared()) && boxes().exist &&
+           columns() == TileK::kColumns && key >= keys.first && key + kUnit <= keys.end;
   }
 
   // First row of a unit, in its page or batch entry.
@@ -113,20 +116,30 @@ struct LatentProducer {
   CUTE_DEVICE Box box_at(int key) const {
     Problem const& p = params.problem;
     auto const& seq = shared.block.tile.seq;
-    if (!p.kv.has_pages()) return {seq.first_k + key, seq.batch};
+    if (!p.kv.has_pages()) return {seq.first_k + key, p.seq_k.cu_seqlens ? 0 : seq.batch};
     int const page = params.by_page(key);
     return {key - page * p.kv.page_size, source().pages[page]};
   }
 
-  // Copies this block's half of a unit to both blocks. This block receives the other half as well.
+  // Copies this block's half of a unit to both blocks, of which each receives the other half as
+  // well. A block alone copies both halves.
   CUTE_DEVICE void copy(Box const& box, int stage, int unit) const {
     if (!Arch::elect()) return;
     auto* const full = &shared.k_full[stage];
-    int const first = cluster.first();
     Arch::mbarrier_arrive_expect_tx(full, kUnit / TileK::kGroupRows * TileK::kGroupBytes);
-    Arch::tma_load_multicast(shared.k[stage] + TileK::offset(unit * kUnit + first, 0), boxes().map,
-                             full, 0b11, 0, box.row + first, 0, box.entry,
-                             shared.block.tile.head_kv);
+    auto const target = [&](int of_unit) {
+      return shared.k[stage] + TileK::offset(unit * kUnit + of_unit, 0);
+    };
+    TensorMap const& map = boxes().map;
+    int const first = cluster.first(), head = shared.block.tile.head_kv;
+    if (!Config::kHasOwnValues || cluster.is_shared()) {
+      Arch::tma_load_multicast(target(first), map, full, 0b11, 0, box.row + first, 0, box.entry,
+                               head);
+      return;
+    }
+    for (int row = 0; row < kUnit; row += TileK::kGroupRows) {
+      Arch::tma_load(target(row), map, full, 0, box.row + row, 0, box.entry, head);
+    }
   }
 
   // Eight lanes copy 64 columns of a row. Rows that are no keys become zeros.

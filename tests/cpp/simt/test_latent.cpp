@@ -392,6 +392,19 @@ TEST(wgmma_tokens) {
       of_tokens(causal(make("in pages", 4, 70, 8, 2))), DType::kBFloat16, {1});
 }
 
+Case of_values(char const* name, int rows) {
+  Case values = make(name, 2, 200, rows, 2);
+  values.num_heads_kv = 2;
+  values.head_dim = 512;
+  return values;
+}
+
+Case fewer_columns(Case values) {
+  values.head_dim = 448;
+  values.head_dim_v = 384;
+  return values;
+}
+
 // Two blocks bring in half of each tile each: units of 16 keys by TMA, others by cp.async.
 TEST(wgmma_clusters) {
   check<Wgmma, Dense>(make("more tiles than stages", 1, 330, 128, 2), DType::kFloat16, {1, 3});
@@ -415,13 +428,20 @@ TEST(wgmma_clusters) {
   check<Wgmma, PagesOfBoxes>(make("one key", 1, 1, 128), DType::kFloat16, {1});
   check<Wgmma, PagesOfBoxes>(make("many splits", 1, 900, 128), DType::kFloat16, {18});
   check<WgmmaOfBFloat16, PagesOfBoxes>(make("one unit", 1, 16, 128), DType::kBFloat16, {1});
-  Case values = make("values of their own, two KV heads", 2, 200, 128, 2);
-  values.num_heads_kv = 2;
-  values.head_dim = 512;
-  check<WgmmaOfValues, Dense>(values, DType::kFloat16, {1, 3});
-  values.head_dim = 448;
-  values.head_dim_v = 384;
-  check<WgmmaOfValues, Dense>(values, DType::kFloat16, {1});
+  check<WgmmaOfValues, Dense>(of_values("two KV heads", 128), DType::kFloat16, {1, 3});
+  check<WgmmaOfValues, Dense>(fewer_columns(of_values("fewer columns", 128)), DType::kFloat16, {1});
+}
+
+// A block alone copies units of K and V by TMA.
+TEST(wgmma_boxes_of_one_block) {
+  check<WgmmaOfValues, Dense>(of_values("two KV heads", 40), DType::kFloat16, {1, 3});
+  check<WgmmaOfValues, Dense>(fewer_columns(of_values("fewer columns", 40)), DType::kFloat16, {1});
+  Case window = causal(of_values("NaN before the window", 6));
+  window.window_left = 50;
+  window.nan_key = 146;
+  check<WgmmaOfValues, Dense>(window, DType::kFloat16, {1, 2});
+  Case packed = of_values("packed", 4);
+  check<WgmmaOfValues, Packed>(packed, DType::kFloat16, {1, 2});
 }
 
 TEST(wgmma_clusters_of_tokens) {
