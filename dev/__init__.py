@@ -6,6 +6,7 @@
     python -m dev.profile                                     Nsight Compute against gates
     python -m dev.accuracy                                    errors of products in 8 bits
     python -m dev.bench                                       times of this and other libraries
+    torchrun --nproc_per_node 2 -m dev.context_times          times of several GPUs
     python -m dev.figures result.json                         figures of benchmarks
 
 The package never imports this folder.

@@ -49,7 +49,21 @@ CASES = [
     Case("packed window", {"window": (4, 2)}, PACKED, seqlen=32, batch=1),
     Case("packed, padded", {"causal": True}, {"cu_seqlens": [0, 6, 19]}, seqlen=19, batch=1),
     Case("one head group", {"causal": True}, {"head_groups": 1}, schemes=GATHER),
-    Case("head groups", {"causal": True}, {"head_groups": 4}, heads=(8, 4), schemes=GATHER),
+    Case(
+        "head groups",
+        {"causal": True},
+        {"head_groups": 4},
+        heads=(16, 8),
+        terms=("sinks", "alibi_slopes"),
+        schemes=WITHOUT_RING,
+    ),
+    Case(
+        "head groups, no LSE",
+        {"return_lse": False},
+        {"head_groups": 2},
+        heads=(8, 8),
+        dims=(16, 8),
+    ),
     Case("head groups, all", {}, {"head_groups": 2}, terms=("sinks", "bias"), schemes=GATHER),
     Case("float16", {"causal": True}, seqlen=64, dtype=torch.float16),
 ]
@@ -133,7 +147,10 @@ DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 
 def gradients(out, lse, grad_out, grad_lse, given):
     leaves = {name: given[name] for name in DIFFERENTIABLE if name in given}
-    found = torch.autograd.grad([out, lse], list(leaves.values()), [grad_out, grad_lse])
+    outputs = [out] if lse is None else [out, lse]
+    found = torch.autograd.grad(
+        outputs, list(leaves.values()), [grad_out, grad_lse][: len(outputs)]
+    )
     return dict(zip(leaves, found))
 
 
@@ -150,7 +167,7 @@ def back(case, x):
     return x.transpose(1, 2) if case.options.get("layout") == "bshd" else x
 
 
-def check(case, scheme, size):
+def check(case, scheme, size, device="cpu"):
     """Raises AssertionError unless results and gradients are those of the whole sequence."""
     given = inputs(case)
     whole = {
@@ -158,13 +175,15 @@ def check(case, scheme, size):
         for name, x in given.items()
     }
     due_out, due_lse = reference(case, whole)
-    due_grads = gradients(due_out, due_lse, given["grad_out"], given["grad_lse"], whole)
+    has_lse = case.options.get("return_lse", True)
+    of_lse = due_lse if has_lse else None
+    due_grads = gradients(due_out, of_lse, given["grad_out"], given["grad_lse"], whole)
 
     plan = plan_for(scheme, size, case)
     local = {}
     for name in ("q", "k", "v"):
         x, dim = in_layout(case, given[name].to(case.dtype))
-        local[name] = plan.shard(x, dim).requires_grad_()
+        local[name] = plan.shard(x, dim)
     pad = plan.padded_seqlen - case.seqlen
     for name in ("bias", "mask", "key mask"):
         if name in given:
@@ -173,33 +192,42 @@ def check(case, scheme, size):
     for name in ("sinks", "alibi_slopes"):
         if name in given:
             local[name] = given[name].clone()
-    for name in ("bias", "sinks"):
+    if case.dtype == torch.float16:  # inputs are of that precision
+        dtypes = {"bias": torch.float16, "sinks": torch.float32}
+        local = {name: x.to(dtypes.get(name, x.dtype)) for name, x in local.items()}
+    local = {name: x.to(device) for name, x in local.items()}
+    for name in DIFFERENTIABLE:
         if name in local:
             local[name].requires_grad_()
     terms = {name.removeprefix("key "): x for name, x in local.items() if name not in "qkv"}
-    out, lse = context_attention(
-        local["q"], local["k"], local["v"], plan, return_lse=True, **case.options, **terms
-    )
+    options = {"return_lse": True} | case.options
+    found = context_attention(local["q"], local["k"], local["v"], plan, **options, **terms)
+    out, lse = found if has_lse else (found, None)
     grad_out, dim = in_layout(case, given["grad_out"].to(case.dtype))
-    grad_out = plan.shard(grad_out, dim)
+    grad_out = plan.shard(grad_out, dim).to(device)
     is_packed = "cu_seqlens" in case.plan
     dim_lse = 1 if is_packed else 2
-    grad_lse = (given["grad_lse"][0] if is_packed else given["grad_lse"]).to(lse.dtype)
-    grads = gradients(out, lse, grad_out, plan.shard(grad_lse, dim_lse), local)
+    grad_lse = given["grad_lse"][0] if is_packed else given["grad_lse"]
+    if has_lse:
+        grad_lse = plan.shard(grad_lse.to(lse.dtype), dim_lse).to(device)
+    grads = gradients(out, lse, grad_out, grad_lse, local)
 
     is_half = case.dtype == torch.float16
-    tolerance = {"rtol": 0, "atol": 4e-3} if is_half else {"rtol": 1e-12, "atol": 1e-12}
+    tolerance = dict.fromkeys(("rtol", "atol"), 4e-3 if is_half else 1e-12)
     assert out.dtype == case.dtype and out.shape == grad_out.shape
-    padding = (plan.positions >= case.seqlen).nonzero().flatten()
+    padding = (plan.positions >= case.seqlen).nonzero().flatten().to(device)
     assert not out.index_select(dim, padding).any()
-    assert (lse.index_select(dim_lse, padding) == -torch.inf).all()
+    if has_lse:
+        assert (lse.index_select(dim_lse, padding) == -torch.inf).all()
 
     def compare(name, x, due):
-        torch.testing.assert_close(x.double(), due, **tolerance, msg=lambda m: f"{name}: {m}")
+        found = x.cpu().double()
+        torch.testing.assert_close(found, due, **tolerance, msg=lambda m: f"{name}: {m}")
 
     compare("out", back(case, plan.unshard(out, dim)), due_out)
-    found_lse = plan.unshard(lse, dim_lse)
-    compare("lse", found_lse[None] if is_packed else found_lse, due_lse)
+    if has_lse:
+        found_lse = plan.unshard(lse, dim_lse)
+        compare("lse", found_lse[None] if is_packed else found_lse, due_lse)
     for name, grad in grads.items():
         if name == "sinks":  # each rank has its share
             dist.all_reduce(grad)

@@ -1,4 +1,4 @@
-"""Runs a function in several processes of a gloo group, with a limit for its time."""
+"""Runs a function in several processes of a group, with a limit for its time."""
 
 import multiprocessing
 import os
@@ -12,10 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(function, size, folder, limit=240):
-    """What function(rank, size) returns on each rank. Raises TimeoutError, and what a rank raises;
-    the processes have ended in any case."""
-    arguments = (function, size, str(folder))
+def run(function, size, folder, limit=240, backend="gloo"):
+    """What function(rank, size) returns on each rank; with "nccl" each has a GPU. Raises
+    TimeoutError, and what a rank raises; the processes have ended in any case."""
+    arguments = (function, size, str(folder), backend)
     # Forked from a process that has imported torch, which takes longer than most of these tests.
     multiprocessing.set_forkserver_preload(["torch", "cutlass_attn"])
     context = mp.start_processes(
@@ -33,11 +33,13 @@ def run(function, size, folder, limit=240):
     return [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(size)]
 
 
-def _work(rank, function, size, folder):
+def _work(rank, function, size, folder, backend):
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     store = f"file://{folder}/store"
     limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=limit)
     try:
         result = function(rank, size)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ import torch.distributed as dist
 from .._call.call import Call
 from . import _layouts
 from ._agree import agree
-from ._gather import Gather
-from ._kernels import Terms
+from ._gather import Gather, number_of_groups
+from ._kernels import Terms, forward
 from ._plan import ContextPlan
 from ._ring import Ring
 from ._schedule import Band, Span
-from ._ulysses import to_heads, to_rows
+from ._ulysses import Tensors, by_heads
 
 Window = int | tuple[int | None, int | None] | None
 
@@ -133,21 +134,45 @@ def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool)
         slopes = slopes.reshape(-1)
     terms = replace(terms, bias=bias, mask=mask, alibi_slopes=slopes, sinks=sinks)
     size = plan.inner_size
-    if size > 1:
-        if k.shape[2] % size:  # copies of KV heads, until they divide; gradients add up
-            copies = next(n for n in range(1, size + 1) if k.shape[2] * n % size == 0)
-            k, v = (x.repeat_interleave(copies, dim=2) for x in (k, v))
-        share = q.shape[2] // size
-        terms = terms.of_heads(Span(plan.inner_rank * share, (plan.inner_rank + 1) * share))
-        q, k, v = to_heads(plan.inner, q, k, v)
-    function = Ring if plan.scheme.startswith("ring") else Gather
-    out, lse = function.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
     if size == 1:
-        return out, lse
-    if not return_lse:
-        return to_rows(plan.inner, out)[0], None
-    lse, out = to_rows(plan.inner, lse.transpose(1, 2)[..., None], out)
-    return out, lse.squeeze(-1).transpose(1, 2)
+        return _of_rows(plan, terms, q, k, v)
+    if k.shape[2] % size:  # copies of KV heads, until they divide; gradients add up
+        copies = next(n for n in range(1, size + 1) if k.shape[2] * n % size == 0)
+        k, v = (x.repeat_interleave(copies, dim=2) for x in (k, v))
+    # "gather" and "ring" overlap with their own kernels.
+    shares = [1] if plan.outer_size > 1 else _shares(plan, q, k.shape[2] // size)
+    heads = q.shape[2] // size
+    ends = [
+        plan.inner_rank * heads + heads // sum(shares) * n for n in accumulate(shares, initial=0)
+    ]
+
+    def compute(i: int, operands: Tensors) -> Tensors:
+        out, lse = _of_rows(plan, terms.of_heads(Span(ends[i], ends[i + 1])), *operands)
+        return (out, lse.transpose(1, 2)[..., None]) if return_lse else (out,)
+
+    out, *rest = by_heads(plan.inner, shares, (q, k, v), compute)
+    return out, rest[0].squeeze(-1).transpose(1, 2) if return_lse else None
+
+
+def _shares(plan: ContextPlan, q: torch.Tensor, heads: int) -> list[int]:
+    """The groups of heads of "ulysses", in parts of a rank's KV heads. Nothing hides the exchange
+    of the first one, nor that of the last one's results: of four parts the middle ones are one."""
+    count = number_of_groups(plan, q, heads)
+    return [1, 2, 1] if count == 4 and plan.head_groups is None else [1] * count
+
+
+def _of_rows(
+    plan: ContextPlan, terms: Terms, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Any:
+    """Output and log-sum-exp of the rows of a Ulysses group, or of this rank."""
+    if plan.scheme.startswith("ring"):
+        return Ring.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
+    if plan.outer_size == 1:
+        calls = plan.calls_of_gather(terms.band, terms.attention_chunk, terms.can_pack(q.shape[0]))
+        whole = Span(0, q.shape[1])
+        if len(calls) == 1 and calls[0].q == calls[0].k == whole:
+            return forward(q, k, v, calls[0], terms.options(calls[0], has_sinks=True))
+    return Gather.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
 
 
 def _check(

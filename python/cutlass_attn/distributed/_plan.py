@@ -34,9 +34,10 @@ class ContextPlan:
         placement: "zigzag": with P ranks, rank r has chunk r and chunk 2 * P - 1 - r of 2 * P, so
             that all ranks have equal work under a causal mask; "contiguous": one chunk. None:
             zigzag; for "ulysses", where work does not depend on it, contiguous.
-        head_groups: "gather": how many groups of KV heads; the copy of one overlaps with the kernel
-            of the one before, and only two are in memory at a time. None: up to 4, fewer where
-            kernels would be small. Rounded down to a divisor of the KV heads.
+        head_groups: "gather", "ulysses": how many groups of KV heads; the copy of one overlaps with
+            the kernel of the one before. Of "gather", only two are in memory at a time. None: up
+            to 4, fewer where kernels would be small. Rounded down to a divisor of the KV heads, of
+            "ulysses" of those of a rank.
         check: when ranks compare shapes and options, which waits for the device: "first", in calls
             with shapes and options that are new to this plan; "always", in every call.
 

@@ -1,59 +1,195 @@
-"""The all-to-all of Ulysses (arXiv 2309.14509): rows of all heads, or all rows of some heads."""
+"""Ulysses (arXiv 2309.14509): from rows of all heads to all rows of some heads, and back.
+
+The heads of a rank come in groups: the all-to-all of one group runs beside the kernels of another
+one, forward and backward.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from ._collectives import copy
+from ._schedule import Span
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-def to_heads(group: Any, *tensors: torch.Tensor) -> Tensors:
-    """Tensors (B, rows, heads, n) as (B, ranks * rows, heads / ranks, n), in one collective."""
-    result: Tensors = _Exchange.apply(group, True, *tensors)
-    return result
+def by_heads(
+    group: Any,
+    shares: Sequence[int],
+    operands: Tensors,
+    compute: Callable[[int, Tensors], Tensors],
+) -> Tensors:
+    """The results of `compute` for all heads, as rows of this rank.
+
+    Args:
+        group: the process group.
+        shares: how the heads of a rank are divided into groups, in any unit that divides the heads
+            of every operand.
+        operands: tensors of one dtype (B, rows, heads, n).
+        compute: from a group's number and its operands (B, ranks * rows, heads of the group, n) to
+            results (B, ranks * rows, heads of the group, n), each of any dtype.
+
+    Returns:
+        The results (B, rows, heads, n).
+    """
+    inputs = [_Exchange(group) for _ in shares]
+    buffers = _Scatter.apply(inputs, shares, *operands)
+    outputs: list[list[_Exchange]] = []
+    sent: list[Tensors] = []
+    for i, exchange in enumerate(inputs):
+        results = compute(i, _Arrive.apply(exchange, buffers[i]))
+        outputs.append([_Exchange(group) for _ in results])
+        sent.append(tuple(_Depart.apply(y, x) for y, x in zip(outputs[i], results)))
+    return tuple(
+        _Collect.apply(exchanges, shares, *of_result)[0]
+        for exchanges, of_result in zip(zip(*outputs), zip(*sent))
+    )
 
 
-def to_rows(group: Any, *tensors: torch.Tensor) -> Tensors:
-    """The inverse of `to_heads`."""
-    result: Tensors = _Exchange.apply(group, False, *tensors)
-    return result
+class _Exchange:
+    """An all-to-all of tensors (ranks, B, rows, heads, n) of one dtype; one is under way."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._shapes: list[torch.Size] = []
+        self._work: Any = None
+        self.ranks = dist.get_world_size(group)
+
+    def start(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns a buffer (ranks, B, rows, n), which is not to be read before `finish`."""
+        self._shapes = [x.shape for x in parts]
+        if len(parts) == 1 and parts[0].is_contiguous():
+            sent = parts[0].flatten(3)
+        else:
+            sizes = [x[-2] * x[-1] for x in self._shapes]
+            sent = parts[0].new_empty((*self._shapes[0][:3], sum(sizes)))
+            for to, x in zip(self._parts(sent), parts):
+                copy(to, x)
+        received = torch.empty_like(sent)
+        self._work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        if torch.is_anomaly_enabled():  # which reads what a node of autograd returns
+            self._work.wait()
+        return received
+
+    def finish(self, received: torch.Tensor) -> Tensors:
+        """The tensors, as views of the buffer that `start` returned."""
+        self._work.wait()
+        self._work = None
+        return self._parts(received)
+
+    def _parts(self, buffer: torch.Tensor) -> Tensors:
+        pieces = buffer.split([x[-2] * x[-1] for x in self._shapes], dim=-1)
+        return tuple(piece.unflatten(-1, x[-2:]) for piece, x in zip(pieces, self._shapes))
 
 
-class _Exchange(torch.autograd.Function):
+def _of_group(x: torch.Tensor, ranks: int, shares: Sequence[int], i: int) -> torch.Tensor:
+    """A group's heads on each rank, (ranks, B, rows, heads, n), of (B, rows, heads, n)."""
+    heads = x.unflatten(2, (ranks, -1))
+    unit = heads.shape[3] // sum(shares)
+    span = Span(sum(shares[:i]) * unit, sum(shares[: i + 1]) * unit)
+    return heads[:, :, :, slice(*span)].movedim(2, 0)
+
+
+def _scatter(
+    exchanges: Sequence[_Exchange], shares: Sequence[int], tensors: Tensors, order: Sequence[int]
+) -> Tensors:
+    buffers = {
+        i: exchanges[i].start([_of_group(x, exchanges[i].ranks, shares, i) for x in tensors])
+        for i in order
+    }
+    return tuple(buffers[i] for i in range(len(exchanges)))
+
+
+def _collect(exchanges: Sequence[_Exchange], shares: Sequence[int], buffers: Tensors) -> Tensors:
+    wholes: Tensors = ()
+    for i, (exchange, buffer) in enumerate(zip(exchanges, buffers)):
+        parts = exchange.finish(buffer)
+        wholes = wholes or tuple(_empty_whole(x, shares) for x in parts)
+        for whole, part in zip(wholes, parts):
+            copy(_of_group(whole, exchange.ranks, shares, i), part)
+    return wholes
+
+
+def _empty_whole(first: torch.Tensor, shares: Sequence[int]) -> torch.Tensor:
+    """For all heads, from the part of the first group."""
+    ranks, batch, rows, heads, n = first.shape
+    return first.new_empty((batch, rows, ranks * heads // shares[0] * sum(shares), n))
+
+
+def _depart(exchange: _Exchange, tensors: Tensors) -> torch.Tensor:
+    rows = [x.unflatten(1, (exchange.ranks, -1)).transpose(0, 1) for x in tensors]
+    return exchange.start(rows)
+
+
+def _arrive(exchange: _Exchange, buffer: torch.Tensor) -> Tensors:
+    return tuple(x.transpose(0, 1).flatten(1, 2) for x in exchange.finish(buffer))
+
+
+# Autograd's nodes: the backward pass of each is the forward pass of its counterpart. Of the nodes
+# that are ready autograd runs the one that was made last. So the backward pass goes through the
+# groups in reverse, and starts the exchange of a group before the kernels of the next one.
+
+
+class _Scatter(torch.autograd.Function):
+    """(B, rows, heads, n) to a buffer under way for each group."""
+
     @staticmethod
-    def forward(ctx: Any, group: Any, is_to_heads: bool, *tensors: torch.Tensor) -> Tensors:
-        ctx.call = group, is_to_heads
-        return _exchanged(group, is_to_heads, tensors)
+    def forward(ctx: Any, exchanges: Any, shares: Any, *tensors: torch.Tensor) -> Any:
+        ctx.given = exchanges, shares
+        return _scatter(exchanges, shares, tensors, range(len(exchanges)))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        group, is_to_heads = ctx.call
-        return None, None, *_exchanged(group, not is_to_heads, grads)
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        exchanges, shares = ctx.given
+        return None, None, *_collect(exchanges, shares, grads)
 
 
-def _exchanged(group: Any, is_to_heads: bool, tensors: Tensors) -> Tensors:
-    """One all-to-all of bytes, since log-sum-exps have another dtype than the output."""
-    size = dist.get_world_size(group)
-    by_rank = [
-        _of_heads(x, size) if is_to_heads else x.unflatten(1, (size, -1)).transpose(0, 1)
-        for x in tensors
-    ]
-    rows = [x.contiguous().view(size, -1).view(torch.uint8) for x in by_rank]
-    sent = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    parts = received.split([x.shape[1] for x in rows], dim=1)
-    results = []
-    for part, like in zip(parts, by_rank):
-        x = part.flatten().view(like.dtype).view(like.shape)  # of one dimension, as it may be empty
-        # (ranks, B, rows, heads, n): ranks are in front of rows, or of heads.
-        x = x.transpose(0, 1).flatten(1, 2) if is_to_heads else x.movedim(0, 2).flatten(2, 3)
-        results.append(x)
-    return tuple(results)
+class _Collect(torch.autograd.Function):
+    """The inverse of _Scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, exchanges: Any, shares: Any, *buffers: torch.Tensor) -> Any:
+        ctx.given = exchanges, shares
+        return _collect(exchanges, shares, buffers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        exchanges, shares = ctx.given
+        order = range(len(exchanges))[::-1]  # in which they will be waited for
+        return None, None, *_scatter(exchanges, shares, grads, order)
 
 
-def _of_heads(x: torch.Tensor, size: int) -> torch.Tensor:
-    return x.unflatten(2, (size, -1)).movedim(2, 0)
+class _Arrive(torch.autograd.Function):
+    """A buffer under way to (B, ranks * rows, heads of a group, n)."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: _Exchange, buffer: torch.Tensor) -> Any:
+        ctx.exchange = exchange
+        return _arrive(exchange, buffer)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, _depart(ctx.exchange, grads)
+
+
+class _Depart(torch.autograd.Function):
+    """The inverse of _Arrive, for one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: _Exchange, x: torch.Tensor) -> Any:
+        ctx.exchange = exchange
+        return _depart(exchange, (x,))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, *_arrive(ctx.exchange, grad)
