@@ -427,7 +427,7 @@ def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch,
     other = '"sm80/f16/d64/64x64x4" = "slow"'
     file.write_text(f'[failing.smem_228]\n"{KEY}" = "slow"\n{other}\n')
     monkeypatch.setenv("CUTLASS_ATTN_TUNING", str(file))
-    properties = SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024)
+    properties = SimpleNamespace(name="GPU", shared_memory_per_multiprocessor=228 * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     command = ["--ncu", str(program), "--kernel", KEY, "--mark"]
     assert main(command) == 0

@@ -55,7 +55,9 @@ class Schema:
         """Keywords as positional arguments. Raises TypeError for an unknown keyword."""
         if not all(name in self.defaults for name in given):
             names = [name for name in given if name not in self.defaults]
-            raise refusal(self.function, names, self.defaults) or TypeError(str(names))
+            error = refusal(self.function, names, self.defaults)
+            # Not `or`: torch.compile (2.11) cannot tell whether an exception is true.
+            raise TypeError(str(names)) if error is None else error
         return tuple(given.get(name, default) for name, default in self.defaults.items())
 
     def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:
