@@ -5,13 +5,15 @@
 
 One GPU and each scheme take turns. A time is that of a call among several that are enqueued without
 waiting, as in training, on the slowest rank. *Efficiency* is the time of one GPU over ranks times
-that of the scheme. The trace is of the last case, forward and backward, on rank 0, and the picture
-is drawn from it.
+that of the scheme. If it is installed, ring-flash-attention runs beside, on the kernels of this
+library. The trace is of the last case, forward and backward, on rank 0, and the picture is drawn
+from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import tempfile
@@ -19,15 +21,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import cutlass_attn
+import cutlass_attn.compat.flash_attn
 import torch
 import torch.distributed as dist
 from cutlass_attn.distributed import ContextPlan, context_attention
 
 CALLS = 4  # enqueued without waiting
 SCHEMES = ("gather", "ring", "ulysses")
+PEER = "ring-flash-attention, zigzag"
 
 
 class Case(NamedTuple):
@@ -75,7 +80,7 @@ def wait(device: torch.device) -> None:
 
 def passes_of(case: Case, device: torch.device) -> dict[str, Passes]:
     """By one GPU, "one", and by each scheme, whose results are compared with those of one GPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     torch.manual_seed(0)
     shapes = [(1, case.rows, n, case.head_dim) for n in (case.heads, case.heads_kv, case.heads_kv)]
     whole = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
@@ -87,7 +92,22 @@ def passes_of(case: Case, device: torch.device) -> dict[str, Passes]:
         options = {"plan": plan, "causal": True, "layout": "bshd"}
         calls[scheme] = passes(context_attention, local, plan.shard(grad, 1), **options)
         compare(scheme, calls[scheme], calls["one"], plan)
+    if importlib.util.find_spec("ring_flash_attn"):
+        function = peer().zigzag_ring_flash_attn_func
+        plan = ContextPlan(dist.group.WORLD, case.rows, scheme="ring")
+        local = [plan.shard(x, 1) for x in whole]
+        calls[PEER] = passes(function, local, plan.shard(grad, 1), causal=True)
+        compare(PEER, calls[PEER], calls["one"], plan)
     return calls
+
+
+def peer() -> Any:
+    """ring-flash-attention."""
+    cutlass_attn.compat.flash_attn.install()
+    adapters: Any = ModuleType("ring_flash_attn.adapters")  # they need transformers before 5
+    adapters.substitute_hf_flash_attn = adapters.update_ring_flash_attn_params = None
+    sys.modules["ring_flash_attn.adapters"] = adapters
+    return importlib.import_module("ring_flash_attn")
 
 
 def measured(
@@ -213,7 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rank == 0:
             print(*(" ".join(map(str, row.values())) for row in of_case), sep="\n", flush=True)
         if given.trace:
-            traces = {scheme: trace(calls[scheme].both) for scheme in SCHEMES}
+            traces = {scheme: trace(of_scheme.both) for scheme, of_scheme in calls.items()}
+            traces.pop("one")
     if rank == 0:
         name = torch.cuda.get_device_name() if has_gpus else "cpu"
         about = {"device": name, "ranks": dist.get_world_size(), "torch": torch.__version__}

@@ -33,7 +33,7 @@ def test_report(tmp_path):
     assert report["device"] == "cpu" and report["ranks"] == 2
     names = [(row["scheme"], row["pass"]) for row in report["rows"]]
     passes = ("forward", "forward and backward")
-    assert names == [(scheme, x) for scheme in ("gather", "ring", "ulysses") for x in passes]
+    assert names[:6] == [(scheme, x) for scheme in ("gather", "ring", "ulysses") for x in passes]
     for row in report["rows"]:
         assert row["efficiency"] == pytest.approx(row["one_gpu_ms"] / 2 / row["ms"], rel=0.2)
         assert 0 < row["host_ms"] <= row["ms"]
