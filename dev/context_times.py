@@ -158,7 +158,8 @@ def passes(
 
 def compare(scheme: str, found: Passes, due: Passes, plan: ContextPlan) -> None:
     """Raises AssertionError unless results and gradients are those of one GPU."""
-    found.both(), due.both()
+    found.both()
+    due.both()
     pairs = [(found.forward(), due.forward())]
     pairs += [(x.grad, y.grad) for x, y in zip(found.leaves, due.leaves)]
     for name, (x, y) in zip(("out", "of q", "of k", "of v"), pairs):

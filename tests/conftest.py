@@ -30,10 +30,15 @@ def _no_gpu():
 
 
 def pytest_runtest_teardown():
-    """Other processes on this GPU need the memory that torch would keep after a large test."""
+    """Other processes on this GPU need the memory that torch would keep after a large test. And a
+    function in which Dynamo's graph broke, as with verify=True, is compiled in no later test."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo and dynamo.utils.counters:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 def pytest_report_header():
