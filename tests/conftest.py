@@ -30,8 +30,8 @@ def _no_gpu():
 
 
 def pytest_runtest_teardown():
-    """Other processes on this GPU need the memory that torch would keep after a large test. And a
-    function in which Dynamo's graph broke, as with verify=True, is compiled in no later test."""
+    """Frees memory that torch would keep after a large test: other processes on this GPU need it.
+    Resets Dynamo, which would not compile a function again whose graph broke in an earlier test."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()

@@ -21,7 +21,7 @@
 //
 //                 k_full:  copies -> scores     p_full:  scores -> output
 //                 k_empty: output -> copies     p_empty: output -> scores
-//                 q_full:  output -> scores, copies
+//                 q_full:  output -> scores, copies of latents
 //
 //               The output warpgroups have P of a tile only after the scores are done with its K.
 //   Clusters:   two blocks whose tiles of rows have equal keys, or nearly so, such as the 128 heads

@@ -8,8 +8,9 @@
 namespace cutlass_attn {
 namespace sm90 {
 
-// Boxes of eight rows of K or V with all columns, laid out as a group of GroupedTile. Each of the
-// two blocks of a cluster copies one of the two boxes of a unit of 16 keys, which lies in one page.
+// Boxes of eight rows of K or V with all columns, laid out as a group of GroupedTile. A unit of 16
+// keys, which lies in one page, is two boxes: each of the two blocks of a cluster copies one, a
+// block alone both.
 struct LatentBoxes {
   static constexpr int kRows = 8, kUnit = 16;
   TensorMap map;  // dimensions: column of a chunk of 64, row, chunk, page or batch entry, head
@@ -45,10 +46,11 @@ struct LatentBoxParams : LatentParams {
                                  DeviceLimits const& device, KernelFacts const& facts) {
     LatentBoxParams params{LatentParams(p, workspace, device, facts), {}, {}};
     bool const is_converted = p.k.dtype != p.q.dtype;
-    bool const is_view = p.v.data == p.k.data && p.head_dim_v < p.head_dim;
-    if (is_converted || (params.cluster == 1 && is_view)) return params;
+    bool const is_latent = p.v.data == p.k.data;
+    if (is_converted || (params.cluster == 1 && is_latent)) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     params.k_boxes.prepare(p, p.k, p.head_dim, is_on_gpu);
+    bool const is_view = is_latent && p.head_dim_v < p.head_dim;
     if (!is_view) params.v_boxes.prepare(p, p.v, p.head_dim_v, is_on_gpu);
     // Without TMA, copies are not worth sharing: 292 us instead of 274 for 128 x 4096 keys of 128
     // heads, 1239 instead of 1189 for 4 x 4096 keys and values of 4 heads (H200, bf16).

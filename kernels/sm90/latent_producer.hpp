@@ -10,9 +10,9 @@ namespace cutlass_attn::sm90 {
 //
 // In a cluster, each block copies half of the rows of a unit to both blocks. If all of its keys
 // exist, TMA does that, and the warp goes on while stages are free. It does so in a block alone,
-// too, that copies K and V: 934 us instead of 1219 for 4 x 4032 keys of 4 heads. For latents that
-// is no faster: 264 instead of 272 for 128 x 4096 keys of 128 heads, but 166 instead of 156 for 16
-// (H200, bf16).
+// too, that copies K and V: 934 us instead of 1219 for 4 x 4032 keys of 4 heads. Not for latents:
+// of 128 x 4096 keys, 128 heads gain (264 us, 272 before) and 16 heads lose (166, 156 before; H200,
+// bf16).
 template <class Config, class Arch>
 struct LatentProducer {
   using Shared = typename Config::SharedStorage;

@@ -54,7 +54,7 @@ DENSE = [
 
 def marks(variant):
     # TMA copies whole tiles of V, which wgmma reads where they are, but of pages; sm90/wide copies
-    # row by row. With a map, mma.sync leaves out whole tiles, too.
+    # single rows beside 16 that are all keys. With a map, mma.sync leaves out whole tiles, too.
     of_tiles = pytest.mark.xfail(reason="reads whole tiles of V", strict=True)
     reads_tiles = variant.kernel.startswith(
         ("sm90", "sm80/mask", "sm80/bias_mask", "sm80/any_bias_mask")

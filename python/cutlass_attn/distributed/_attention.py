@@ -156,7 +156,8 @@ def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool)
 
 def _shares(plan: ContextPlan, q: torch.Tensor, heads: int) -> list[int]:
     """The groups of heads of "ulysses", in parts of a rank's KV heads. Nothing hides the exchange
-    of the first one, nor that of the last one's results: of four parts the middle ones are one."""
+    of the first group's inputs and of the last one's results, so these groups are small: the two
+    middle quarters share a group."""
     count = number_of_groups(plan, q, heads)
     return [1, 2, 1] if count == 4 and plan.head_groups is None else [1] * count
 

@@ -40,16 +40,14 @@ def by_heads(
     """
     inputs = [_Exchange(group) for _ in shares]
     buffers = _Scatter.apply(inputs, shares, *operands)
-    outputs: list[list[_Exchange]] = []
-    sent: list[Tensors] = []
+    outputs: list[list[_Exchange]] = []  # of each group, one for each result
+    sent: list[torch.Tensor] = []
     for i, exchange in enumerate(inputs):
         results = compute(i, _Arrive.apply(exchange, buffers[i]))
         outputs.append([_Exchange(group) for _ in results])
-        sent.append(tuple(_Depart.apply(y, x) for y, x in zip(outputs[i], results)))
-    return tuple(
-        _Collect.apply(exchanges, shares, *of_result)[0]
-        for exchanges, of_result in zip(zip(*outputs), zip(*sent))
-    )
+        sent += _Depart.apply(outputs[i], *results)
+    wholes: Tensors = _Collect.apply(outputs, shares, *sent)
+    return wholes
 
 
 class _Exchange:
@@ -99,6 +97,7 @@ def _of_group(x: torch.Tensor, ranks: int, shares: Sequence[int], i: int) -> tor
 def _scatter(
     exchanges: Sequence[_Exchange], shares: Sequence[int], tensors: Tensors, order: Sequence[int]
 ) -> Tensors:
+    """Starts one exchange of all tensors for each group, in this order of groups."""
     buffers = {
         i: exchanges[i].start([_of_group(x, exchanges[i].ranks, shares, i) for x in tensors])
         for i in order
@@ -152,19 +151,25 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """The inverse of _Scatter."""
+    """The inverse, for results that have an exchange each: the buffers of all groups to (B, rows,
+    heads, n). One node for all results: so ranks exchange equally often, whatever their loss is."""
 
     @staticmethod
     def forward(ctx: Any, exchanges: Any, shares: Any, *buffers: torch.Tensor) -> Any:
-        ctx.given = exchanges, shares
-        return _collect(exchanges, shares, buffers)
+        ctx.given = of_results, shares = tuple(zip(*exchanges)), shares
+        count = len(of_results)
+        return tuple(
+            _collect(of_result, shares, buffers[n::count])[0]
+            for n, of_result in enumerate(of_results)
+        )
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        exchanges, shares = ctx.given
-        order = range(len(exchanges))[::-1]  # in which they will be waited for
-        return None, None, *_scatter(exchanges, shares, grads, order)
+        of_results, shares = ctx.given
+        order = range(len(shares))[::-1]  # in which they will be waited for
+        buffers = [_scatter(x, shares, (grad,), order) for x, grad in zip(of_results, grads)]
+        return None, None, *(buffer for of_group in zip(*buffers) for buffer in of_group)
 
 
 class _Arrive(torch.autograd.Function):
@@ -182,14 +187,15 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Depart(torch.autograd.Function):
-    """The inverse of _Arrive, for one tensor."""
+    """The inverse of _Arrive, for tensors that have an exchange each."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: _Exchange, x: torch.Tensor) -> Any:
-        ctx.exchange = exchange
-        return _depart(exchange, (x,))
+    def forward(ctx: Any, exchanges: list[_Exchange], *tensors: torch.Tensor) -> Any:
+        ctx.exchanges = exchanges
+        return tuple(_depart(exchange, (x,)) for exchange, x in zip(exchanges, tensors))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return None, *_arrive(ctx.exchange, grad)
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        arrived = [_arrive(exchange, grad)[0] for exchange, grad in zip(ctx.exchanges, grads)]
+        return None, *arrived

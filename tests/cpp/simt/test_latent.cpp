@@ -81,6 +81,19 @@ struct PagesOf {
 using Paged = PagesOf<13>;
 using PagesOfBoxes = PagesOf<32>;  // TMA copies units of 16 rows
 
+// V in pages of its own.
+struct PagesOfValues : PagesOfBoxes {
+  packed::Rows v;
+
+  explicit PagesOfValues(Problem const& p)
+      : PagesOfBoxes(p), v(int64_t(table.size()) * kPageSize * p.head_dim_v + 1) {
+    v.move(p.v, p.batch, 1, p.seq_k.seqlen, p.head_dim_v, false,
+           [&](int b, int, int r) { return slot(b, r) * p.head_dim_v; });
+    problem.v = {v.memory.data(), int64_t(kPageSize) * p.head_dim_v, p.head_dim_v, p.head_dim_v,
+                 p.v.dtype};
+  }
+};
+
 // Lists of the keys that the mask lets each query see, in any order, with invalid places in
 // between. Entries beyond the length of a list are out of bounds.
 struct Listed : Paged {
@@ -440,6 +453,9 @@ TEST(wgmma_boxes_of_one_block) {
   window.window_left = 50;
   window.nan_key = 146;
   check<WgmmaOfValues, Dense>(window, DType::kFloat16, {1, 2});
+  Case pages = causal(of_values("pages", 6));
+  pages.num_heads_kv = 1;
+  check<WgmmaOfValues, PagesOfValues>(pages, DType::kFloat16, {1, 3});
   Case packed = of_values("packed", 4);
   check<WgmmaOfValues, Packed>(packed, DType::kFloat16, {1, 2});
 }
