@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -29,6 +30,8 @@ import cutlass_attn.compat.flash_attn
 import torch
 import torch.distributed as dist
 from cutlass_attn.distributed import ContextPlan, context_attention
+
+from .bench.results import checkout_commit
 
 CALLS = 4  # enqueued without waiting
 SCHEMES = ("gather", "ring", "ulysses")
@@ -115,11 +118,13 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Rows of the report."""
     times: dict[Any, list[Any]] = {}
+    order = list(calls.items())
     for _ in range(rounds):
-        for scheme, of_scheme in calls.items():
+        for scheme, of_scheme in order:
             named = {"forward": of_scheme.forward, "forward and backward": of_scheme.both}
             for name, call in named.items():
                 times.setdefault((scheme, name), []).append(milliseconds(call, device))
+        order.reverse()  # so that none always follows the same one
     rows = []
     for (scheme, name), found in times.items():
         if scheme == "one":
@@ -219,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw(given.draw, given.out)
         return 0
     has_gpus = torch.cuda.is_available()
+    if given.trace and not has_gpus:
+        parser.error("--trace needs GPUs")
     dist.init_process_group("nccl" if has_gpus else "gloo")
     rank = dist.get_rank()
     device = torch.device("cuda", rank) if has_gpus else torch.device("cpu")
@@ -233,12 +240,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += of_case
         if rank == 0:
             print(*(" ".join(map(str, row.values())) for row in of_case), sep="\n", flush=True)
-        if given.trace:
-            traces = {scheme: trace(of_scheme.both) for scheme, of_scheme in calls.items()}
-            traces.pop("one")
+    if given.trace:
+        traces = {scheme: trace(x.both) for scheme, x in calls.items() if scheme != "one"}
     if rank == 0:
         name = torch.cuda.get_device_name() if has_gpus else "cpu"
-        about = {"device": name, "ranks": dist.get_world_size(), "torch": torch.__version__}
+        about = {
+            "device": name,
+            "ranks": dist.get_world_size(),
+            "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_gpus else "",
+            "date": date.today().isoformat(),
+            "commit": checkout_commit(),
+            "rounds": given.rounds,
+        }
         if given.out:
             Path(given.out).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
         if given.trace:

@@ -36,8 +36,8 @@ class ContextPlan:
             zigzag; for "ulysses", where work does not depend on it, contiguous.
         head_groups: "gather", "ulysses": how many groups of KV heads; the copy of one overlaps with
             the kernel of the one before. Of "gather", only two are in memory at a time. None: up
-            to 4, fewer where kernels would be small. Rounded down to a divisor of the KV heads, of
-            "ulysses" of those of a rank.
+            to 4 ("ulysses": 3), fewer where kernels would be small. Rounded down to a divisor of
+            the KV heads, of "ulysses" of those of a rank.
         check: when ranks compare shapes and options, which waits for the device: "first", in calls
             with shapes and options that are new to this plan; "always", in every call.
 
