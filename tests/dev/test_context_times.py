@@ -59,8 +59,10 @@ def test_wrong_results_are_refused(of_gradients):
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
     trace, picture = tmp_path / "trace.json", tmp_path / "trace.png"
-    kernels = [[0.0, 5.0, 7, "ncclDevKernel"], [5.0, 90.5, 7, "cutlass_attn_sm90"]]
-    kernels += [[95.5, 3.0, 7, "elementwise"]]
-    trace.write_text(json.dumps({"gather": kernels, "ring": kernels}))
-    assert context_times.main(["--draw", str(trace), "--out", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    drawn = []
+    for names in (["nccl", "cutlass_attn"], ["cutlass_attn", "nccl"]):
+        kernels = [[0.0, 5.0, 7, names[0]], [5.0, 90.5, 7, names[1]], [95.5, 3.0, 7, "elementwise"]]
+        trace.write_text(json.dumps({"gather": kernels, "ring": kernels}))
+        assert context_times.main(["--draw", str(trace), "--out", str(picture)]) == 0
+        drawn.append(picture.read_bytes())
+    assert all(x.startswith(b"\x89PNG") for x in drawn) and drawn[0] != drawn[1]

@@ -213,7 +213,9 @@ def check(case, scheme, size, device="cpu"):
     grads = gradients(out, lse, grad_out, grad_lse, local)
 
     is_half = case.dtype == torch.float16
-    tolerance = dict.fromkeys(("rtol", "atol"), 4e-3 if is_half else 1e-12)
+    tolerance = {"rtol": 0, "atol": 4e-3} if is_half else {"rtol": 1e-12, "atol": 1e-12}
+    if device == "cuda":  # where cases are longer, and gradients larger
+        tolerance["rtol"] = 4e-3
     assert out.dtype == case.dtype and out.shape == grad_out.shape
     padding = (plan.positions >= case.seqlen).nonzero().flatten().to(device)
     assert not out.index_select(dim, padding).any()

@@ -9,7 +9,12 @@ if not torch.distributed.is_available():
 import context_cases  # noqa: E402
 import processes  # noqa: E402
 from context_cases import CASES, Case  # noqa: E402
-from cutlass_attn.distributed import ContextPlan, _gather, context_attention  # noqa: E402
+from cutlass_attn.distributed import (  # noqa: E402
+    ContextPlan,
+    _attention,
+    _gather,
+    context_attention,
+)
 
 SCHEMES = {
     2: ("gather", "ring", "ulysses"),
@@ -59,6 +64,11 @@ def many_groups(rank, size):
     case = Case("groups", {"causal": True}, heads=(16, 8), terms=("sinks",), batch=1)
     _gather._ROWS_OF_A_GROUP = case.seqlen // size * 16 // 4
     _gather._KEYS_OF_A_GROUP = case.seqlen * 16 // 2
+    plan = context_cases.plan_for("gather", size, case)
+    q = torch.empty(1, plan.local_rows, 16, 1)
+    counts = [_gather.number_of_groups(plan, q, 8, is_backward=x) for x in (False, True)]
+    shares = _attention._shares(plan, q, 8 // size)
+    assert (counts, shares) == ([4, 2], [1, 2, 1])
     schemes = ("gather", "ulysses")
     return {x: processes.outcome(context_cases.check, case, x, size) for x in schemes}
 

@@ -270,17 +270,17 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
         assert f".text.{symbol_of(key)}__{score}\0".encode() in code
     assert f"{symbol_of(key)}__facts\0".encode() in code
     program = READ.format(key=key, arch=ARCH)
-    # Time on a core, in units of a million squares (100 ms on a slow host): the speed of a host may
-    # halve within an hour.
+    # Time on a core, in units of a million squares (60 to 100 ms): the speed of a host may halve
+    # within an hour.
     best = 1000.0
     for _ in range(10):
         output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         squares, size = output.stdout.split()
         assert int(size) == len(code)
         best = min(best, float(squares))
-        if best < 1.0:
+        if best < 0.8:
             break
-    assert best < 1.0
+    assert best < 0.8
 
 
 # --- With a GPU -----------------------------------------------------------------------------------
