@@ -292,6 +292,23 @@ bool is_aligned(View const& x) {
   return true;
 }
 
+// Checks the place of a call in a larger one, in host memory.
+void check_part(Problem const& p) {
+  auto const require = [&](int i, bool ok, std::string const& allowed) {
+    int64_t const value = int64_t(p.dropout.rng_state[i]);
+    if (ok && value >= 0 && value <= INT32_MAX) return;
+    raise(PyExc_ValueError, "rng_state[" + std::to_string(i) + "] is " + std::to_string(value) +
+                                ", allowed: " + allowed);
+  };
+  uint64_t const* const part = p.dropout.rng_state + 2;
+  uint64_t const heads = uint64_t(p.num_heads_q);
+  require(2, part[0] >= heads, "at least " + std::to_string(heads) + ", the query heads of q");
+  require(3, part[1] <= part[0] - heads,
+          "0 to " + std::to_string(part[0] - heads) + ", a first head for those of q");
+  require(4, part[2] % 16 == 0, "a multiple of 16, the first query");
+  require(5, part[3] % 32 == 0, "a multiple of 32, the first key");
+}
+
 }  // namespace
 
 Operand Call::input(char const* name, View const& x, DType dtype, bool memory) {
@@ -477,14 +494,21 @@ void Call::read_options(Arguments const& given, bool memory) {
   if (p.dropout.p != 0.0f) p.dropout.rng_state = static_cast<uint64_t const*>(kNoMemory);
   if (has_value(given.rng_state)) {
     View const x = read_option("rng_state", given.rng_state, memory);
-    if (!has_shape(x, {2})) {
+    bool const is_part = has_shape(x, {6});
+    if (!is_part && !has_shape(x, {2})) {
       raise(PyExc_ValueError,
-            "rng_state must have shape (2,), a seed and an offset, got " + shape_of(x.object));
+            "rng_state must have shape (2,), a seed and an offset, or (6,), followed by the number "
+            "of heads of a larger call and this call's first head, query and key there, got " +
+                shape_of(x.object));
     }
     bool const is_integer = x.dtype.code == dlpack::kInt || x.dtype.code == dlpack::kUInt;
     if (!is_integer || x.dtype.bits != 64) refuse_dtype("rng_state", x, "int64 or uint64");
     require_dense("rng_state", x);
-    if (p.dropout.p != 0.0f) p.dropout.rng_state = address<uint64_t>(x);
+    if (p.dropout.p != 0.0f) {
+      p.dropout.rng_state = address<uint64_t>(x);
+      p.dropout.is_part = is_part;
+      if (is_part && memory && x.device.type == dlpack::kCpu) check_part(p);
+    }
   }
 }
 

@@ -8,6 +8,8 @@
 //   state    philox10(counter (offset low, offset high, 0, 0), key (seed low, seed high))
 //   draw     philox7(counter (key & ~25, query & ~8, batch * num_heads_q + head, 0) ^ state, key 0)
 //
+// Where a call is a part of a larger one, heads, queries and keys count in the larger one.
+//
 // The Philox key of draws is a constant, so the keys of its rounds are immediate operands.
 //
 // One draw covers the 16 weights of queries q and q + 8 with keys k, k + 1, and the keys 8, 16 and
@@ -78,10 +80,12 @@ struct DropoutMask {
   uint32_t thresholds = 0;  // threshold, in both halves of a word
   uint32_t flip = ~0u;      // ~0: a number below the threshold drops; 0: it keeps
   float kept_scale = 1.0f;
-  int32_t num_heads = 0;
+  // Of the larger call, if this one is a part of one.
+  uint32_t num_heads = 0;
+  uint32_t first_head = 0, first_query = 0, first_key = 0;
 
   // Reads rng_state only if the call has dropout.
-  CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(p.num_heads_q) {
+  CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(uint32_t(p.num_heads_q)) {
     if (p.dropout.p == 0.0f) return;
     thresholds = dropout_threshold(p.dropout.p) * 0x10001u;
     flip = p.dropout.p > 0.5f ? 0u : ~0u;
@@ -89,16 +93,22 @@ struct DropoutMask {
     uint64_t const seed = p.dropout.rng_state[0], at = p.dropout.rng_state[1];
     state = philox4x32<10>({{uint32_t(at), uint32_t(at >> 32), 0, 0}}, uint32_t(seed),
                            uint32_t(seed >> 32));
+    if (!p.dropout.is_part) return;
+    uint64_t const* const part = p.dropout.rng_state + 2;
+    num_heads = uint32_t(part[0]);
+    first_head = uint32_t(part[1]);
+    first_query = uint32_t(part[2]) & ~15u;  // whole draws
+    first_key = uint32_t(part[3]) & ~31u;
   }
 
   CA_HOST_DEVICE bool is_active() const { return thresholds != 0 || flip == 0; }
 
   // The draw that covers the weight of this query and key.
   CA_HOST_DEVICE PhiloxWords draw(int b, int h, int q, int key) const {
-    uint32_t const head = uint32_t(b) * uint32_t(num_heads) + uint32_t(h);
+    uint32_t const head = uint32_t(b) * num_heads + first_head + uint32_t(h);
+    uint32_t const query = first_query + uint32_t(q), at = first_key + uint32_t(key);
     uint32_t const(&s)[4] = state.word;
-    return philox4x32<7>(
-        {{(uint32_t(key) & ~25u) ^ s[0], (uint32_t(q) & ~8u) ^ s[1], head ^ s[2], s[3]}}, 0, 0);
+    return philox4x32<7>({{(at & ~25u) ^ s[0], (query & ~8u) ^ s[1], head ^ s[2], s[3]}}, 0, 0);
   }
 
   // The number of a weight. own: its query's word of the draw; other: the word of the other query.

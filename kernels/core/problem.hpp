@@ -108,9 +108,12 @@ struct Mask {
 
 // Dropout of softmax weights: see core/dropout.hpp.
 struct Dropout {
-  float p = 0.0f;                       // probability that a weight becomes 0, in [0, 1]
-  uint64_t const* rng_state = nullptr;  // (2): seed and offset, on the device that runs the kernel;
-                                        // not read and may be null if p is 0
+  float p = 0.0f;  // probability that a weight becomes 0, in [0, 1]
+  // (2): seed and offset, on the device that runs the kernel; not read and may be null if p is 0.
+  uint64_t const* rng_state = nullptr;
+  // rng_state is (6): the call is a part of a larger one and draws its mask there. The number of
+  // heads of the larger call follows, and the first head, query and key of the part.
+  bool is_part = false;
 };
 
 // What a backward pass reads in addition to the operands of the forward call, and what it writes.

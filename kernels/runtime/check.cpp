@@ -448,7 +448,7 @@ Status for_inputs(Problem const& p, Visit&& visit) {
     status = visit({"sinks", p.logits.sinks, bytes_of_number(p), {}, {}, p.num_heads_q});
   }
   if (status.ok() && p.dropout.p > 0.0f) {
-    status = visit({"rng_state", p.dropout.rng_state, 8, {}, {}, 2});
+    status = visit({"rng_state", p.dropout.rng_state, 8, {}, {}, p.dropout.is_part ? 6 : 2});
   }
   return status;
 }

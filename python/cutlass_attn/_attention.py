@@ -269,7 +269,10 @@ def attention(
             `testing.dropout_mask` returns them. None draws both: for tensors from torch's generator
             of q's device, so torch.manual_seed makes them repeatable and each replay of a CUDA
             graph differs; for arrays from numpy.random.default_rng(), not repeatable. The backward
-            pass reuses them.
+            pass reuses them. Or (6,): the call is a part of a larger one and drops what that one
+            drops there. It is followed by the number of query heads of the larger call and the
+            first head, query (a multiple of 16) and key (of 32) of the part, which only calls on
+            CPUs check; others round the last two down.
         deterministic: gradients have the same bits in every run, also under
             torch.use_deterministic_algorithms(True). The forward result always has.
         quantize: products in 8 bits, for inference: None; "qk" (int8 q @ k^T); "int8" or "fp8"

@@ -101,7 +101,8 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     """Which softmax weights dropout keeps.
 
     Args:
-        rng_state: the `rng_state` of the call: seed and offset, two 64-bit numbers, signed or not.
+        rng_state: the `rng_state` of the call: seed and offset, two 64-bit numbers, signed or not,
+            and the place of the call in a larger one, if it has six.
         shape: (B, Hq, Sq, Sk) of the logits.
         dropout_p: the `dropout_p` of the call.
 
@@ -109,7 +110,7 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
         bool array of `shape`: True = kept. Kept weights are divided by ``kept_share(dropout_p)``.
 
     Raises:
-        ValueError: rng_state does not have two numbers.
+        ValueError: rng_state does not have two numbers, or six.
 
     The algorithm: Philox of 4 words (Salmon et al., SC 2011) with 10 rounds turns the counter (low
     and high word of the offset, 0, 0) and the key (low and high word of the seed) into a state.
@@ -122,16 +123,20 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     dropped if dropout_p is at most 1/2, and kept otherwise.
     """
     given = tuple(np.shape(rng_state))
-    if given != (2,):
-        raise ValueError(f"rng_state must have shape (2,), a seed and an offset, got {given}")
+    if given not in ((2,), (6,)):
+        raise ValueError(
+            f"rng_state must have shape (2,), a seed and an offset, or (6,), got {given}"
+        )
     if hasattr(rng_state, "cpu"):  # a torch tensor: those of uint64 have no int()
         rng_state = rng_state.cpu().numpy()
-    seed, offset = (int(x) % 2**64 for x in rng_state)
     batch, heads, seqlen_q, seqlen_k = shape
-    keys = np.arange(seqlen_k)[None, None, :]
-    queries = np.arange(seqlen_q)[None, :, None]
+    whole = (heads, 0, 0, 0)
+    seed, offset, of_all, first, query, key = (int(x) % 2**64 for x in (*rng_state, *whole)[:6])
+    keys = key + np.arange(seqlen_k)[None, None, :]
+    queries = query + np.arange(seqlen_q)[None, :, None]
+    numbers = of_all * np.arange(batch)[:, None] + first + np.arange(heads)
     state = philox4x32((offset % 2**32, offset // 2**32, 0, 0), (seed % 2**32, seed // 2**32), 10)
-    counter = (keys & ~25, queries & ~8, np.arange(batch * heads)[:, None, None], 0)
+    counter = (keys & ~25, queries & ~8, numbers.reshape(-1, 1, 1), 0)
     mixed = tuple(np.asarray(x, np.uint64) ^ s for x, s in zip(counter, state, strict=True))
     words = np.broadcast_arrays(*philox4x32(mixed, (0, 0), 7))
     at = keys // 16 % 2 * 2 + queries // 8 % 2

@@ -211,8 +211,8 @@ def attention_varlen(
             per query head in the softmax's denominator, without a key or a value.
         dropout_p: probability, 0 to 1, that a softmax weight becomes 0, rounded to a multiple of
             2^-15. Sequence b drops the weights that a dense call drops for batch entry b.
-        rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout; None draws both,
-            as in `attention`.
+        rng_state: (2,) or (6,) int64 or uint64 on q's device: seed and offset of dropout; None
+            draws both, as in `attention`. Queries and keys of (6,) are those of each sequence.
         deterministic: gradients have the same bits in every run.
         k_scale: factor of stored keys: a float, or (Hkv,) float32, which costs less on a GPU.
         v_scale: factor of stored values: a float, or (Hkv,) float32.

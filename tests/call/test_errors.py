@@ -198,7 +198,23 @@ WRONG = [
     (
         lambda: call(dropout_p=0.1, rng_state=tensor(3, dtype=torch.int64)),
         ValueError,
-        r"rng_state must have shape \(2,\), a seed and an offset, got \(3,\)",
+        r"rng_state must have shape \(2,\), a seed and an offset, or \(6,\), .*, got \(3,\)",
+    ),
+    *(
+        (
+            lambda part=part: call(dropout_p=0.1, rng_state=torch.tensor([1, 2, *part])),
+            ValueError,
+            message,
+        )
+        for part, message in (
+            ((3, 0, 0, 0), r"rng_state\[2\] is 3, allowed: at least 4, the query heads of q"),
+            ((9, 6, 0, 0), r"rng_state\[3\] is 6, allowed: 0 to 5, a first head"),
+            ((9, -1, 0, 0), r"rng_state\[3\] is -1, allowed: 0 to 5"),
+            ((4, 0, 8, 0), r"rng_state\[4\] is 8, allowed: a multiple of 16"),
+            ((4, 0, -16, 0), r"rng_state\[4\] is -16, allowed: a multiple of 16"),
+            ((4, 0, 0, 16), r"rng_state\[5\] is 16, allowed: a multiple of 32"),
+            ((4, 0, 0, 2**31), r"rng_state\[5\] is 2147483648, allowed: a multiple of 32"),
+        )
     ),
     (
         lambda: call(dropout_p=0.1, rng_state=tensor(2, dtype=torch.int32)),

@@ -175,6 +175,27 @@ def test_kept_share_is_what_was_asked_for(dropout_p):
     assert abs(share - (1 - dropout_p)) <= 2**-16 or dropout_p == share == 1.0
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_part_drops_what_the_whole_call_drops(device, dtype):
+    """Heads, queries and keys from some on: their outputs merge to those of the whole call."""
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 6, 96, 32, device=device, dtype=dtype) for _ in range(3))
+    whole = {"dropout_p": 0.4, "rng_state": torch.tensor([3, 9], device=device)}
+    due = attention(q, k, v, **whole)[:, 2:5, 48:]
+    parts = []
+    for keys in (slice(0, 64), slice(64, 96)):
+        place = torch.tensor([6, 2, 48, keys.start], device=device)
+        state = torch.cat([whole["rng_state"], place])
+        given = q[:, 2:5, 48:], k[:, 2:5, keys], v[:, 2:5, keys]
+        parts.append(attention(*given, dropout_p=0.4, rng_state=state, return_lse=True))
+    (out, lse), (more, lse_of_more) = parts
+    weight = torch.sigmoid(lse - lse_of_more)[..., None]
+    found = out * weight + more * (1 - weight)
+    atol = 2e-3 if dtype == torch.float16 else 1e-5
+    torch.testing.assert_close(found, due.float(), atol=atol, rtol=0)
+
+
 def test_dropout_mask_takes_the_states_of_a_call():
     """Signed or not, of torch or numpy; and refuses other shapes as a call does."""
     shape = (1, 2, 3, 40)

@@ -228,6 +228,7 @@ Problem SolvedCase::call() {
   p.quantize = c.quantize;
   p.dropout.p = c.dropout_p;
   if (c.dropout_p > 0) p.dropout.rng_state = rng_state_;
+  p.dropout.is_part = c.seqlen_k > 64;
   return p;
 }
 

@@ -180,7 +180,8 @@ class SolvedCase {
   Operand q_, k_, v_, o_;
   Entries bias_, mask_, slopes_;
   std::vector<float> sinks_;
-  uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
+  // With the place of a part of a larger call.
+  uint64_t rng_state_[6] = {0x123456789abcdef0u, 0x0fedcba987654321u, 100, 30, 16 * 5, 32 * 7};
   std::vector<float> lse_, max_logits_;
   std::vector<double> exact_o_, unfused_o_, exact_lse_, exact_max_;  // (B, Hq, Sq[, Dv])
   std::vector<double> lse_bound_;  // how far fp16 accumulation may move LSE

@@ -175,4 +175,23 @@ TEST(seed_and_offset_choose_the_mask) {
   CHECK_EQ(first(3, 4), first(3, 4));
 }
 
+// A part of a larger call draws what that call draws there.
+TEST(a_part_is_of_the_larger_call) {
+  Call whole(0.5f, 3, 5), part(0.5f, 3, 5);
+  whole.p.num_heads_q = 12;
+  uint64_t const state[6] = {3, 5, 12, 7, 16 * 3, 32 * 5};
+  part.p.dropout.rng_state = state;
+  part.p.dropout.is_part = true;
+  DropoutMask const of_whole = whole.dropout(), of_part = part.dropout();
+  for (int b = 0; b < 2; ++b) {
+    for (int h = 0; h < 4; ++h) {
+      for (int q = 0; q < 40; ++q) {
+        for (int key = 0; key < 70; ++key) {
+          CHECK_EQ(of_part.factor(b, h, q, key), of_whole.factor(b, 7 + h, 48 + q, 160 + key));
+        }
+      }
+    }
+  }
+}
+
 int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from cutlass_attn import testing
 from cutlass_attn.distributed import ContextPlan, context_attention
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -26,6 +27,7 @@ class Case:
 
 GATHER = ("gather",)
 WITHOUT_RING = ("gather", "ulysses", "gather+ulysses")
+DROPOUT = ("rng_state",)  # without: as the first rank draws it
 PACKED = {"cu_seqlens": [0, 5, 5, 17, 32]}
 CASES = [
     Case("full"),
@@ -66,6 +68,23 @@ CASES = [
     ),
     Case("head groups, all", {}, {"head_groups": 2}, terms=("sinks", "bias"), schemes=GATHER),
     Case("float16", {"causal": True}, seqlen=64, dtype=torch.float16),
+    # Of one device: chunks of 32 rows, with 4 ranks. The rest is not.
+    Case("dropout", {"dropout_p": 0.4}, seqlen=256, heads=(8, 4), terms=DROPOUT),
+    Case("dropout, causal", {"causal": True, "dropout_p": 0.4}, seqlen=253, terms=DROPOUT),
+    Case("dropout, window", {"window": (70, 3), "dropout_p": 0.4}, seqlen=256, terms=DROPOUT),
+    Case(
+        "dropout, chunks",
+        {"causal": True, "attention_chunk": 96, "dropout_p": 0.4},
+        {"head_groups": 2},
+        seqlen=256,
+        batch=1,
+        heads=(8, 4),
+        terms=(*DROPOUT, "sinks"),
+    ),
+    Case("dropout, odd", {"dropout_p": 0.5}, seqlen=36, dims=(40, 40), terms=DROPOUT),
+    Case("dropout, odd window", {"window": 9, "dropout_p": 0.5}, seqlen=36, dims=(40, 40)),
+    Case("dropout, odd chunks", {"attention_chunk": 7, "dropout_p": 0.5}, batch=1, dims=(40, 40)),
+    Case("dropout, packed", {"causal": True, "dropout_p": 0.5}, PACKED, 32, batch=1, dims=(40, 40)),
 ]
 
 
@@ -94,6 +113,7 @@ def inputs(case):
         "key mask": lambda: (torch.arange(s) < s - 3)[None, None, None],
         "sinks": lambda: make(heads),
         "alibi_slopes": lambda: torch.rand(heads),
+        "rng_state": lambda: torch.tensor([2**40 + 5, 7]),
     }
     given |= {term: make_term[term]() for term in case.terms}
     return given | {"grad_out": make(b, heads, s, dv), "grad_lse": make(b, heads, s)}
@@ -139,7 +159,33 @@ def reference(case, given):
         sinks = given["sinks"][:, None, None].expand(*logits.shape[:3], 1)
         all_logits = torch.cat([logits, sinks], dim=-1)
     lse = all_logits.logsumexp(-1)
-    return torch.exp(logits - lse[..., None]).nan_to_num(0.0) @ v, lse
+    weights = torch.exp(logits - lse[..., None]).nan_to_num(0.0)
+    if p := case.options.get("dropout_p"):
+        weights = weights * given["kept"] / testing.kept_share(p)
+    return weights @ v, lse
+
+
+def kept_weights(case, plan, given, local, options):
+    """Which weights a call with this rng_state keeps, (B, heads, rows, rows)."""
+    shape = (case.batch, case.heads[0], case.seqlen, case.seqlen)
+    if "cu_seqlens" not in case.plan and case.seqlen >= 250:
+        return torch.from_numpy(testing.dropout_mask(given["rng_state"], shape, 0.4))
+    # Other weights for each plan: with one-hot values the output is the weights.
+    one_hot = torch.eye(case.seqlen, case.dims[1]).expand(*given["k"].shape[:2], -1, -1)
+    x, dim = in_layout(case, one_hot.to(case.dtype))
+    v = plan.shard(x, dim).to(local["q"].device)
+    with torch.no_grad():
+        out, _ = context_attention(local["q"], local["k"], v, plan, **options)
+    kept = back(case, plan.unshard(out, dim)).cpu()[..., : case.seqlen] != 0
+    seen = visible(case).expand(shape)
+    count = int(seen.sum())
+    assert not (kept & ~seen).any()
+    assert abs(int(kept.sum()) - count / 2) < 6 * (count / 4) ** 0.5
+    if seen.all():  # no two rows or columns draw the same
+        for x in (kept, kept.mT):
+            rows = x.reshape(-1, case.seqlen)
+            assert len(rows.unique(dim=0)) == len(rows)
+    return kept
 
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
@@ -170,15 +216,6 @@ def back(case, x):
 def check(case, scheme, size, device="cpu"):
     """Raises AssertionError unless results and gradients are those of the whole sequence."""
     given = inputs(case)
-    whole = {
-        name: x.clone().requires_grad_() if name in DIFFERENTIABLE else x
-        for name, x in given.items()
-    }
-    due_out, due_lse = reference(case, whole)
-    has_lse = case.options.get("return_lse", True)
-    of_lse = due_lse if has_lse else None
-    due_grads = gradients(due_out, of_lse, given["grad_out"], given["grad_lse"], whole)
-
     plan = plan_for(scheme, size, case)
     local = {}
     for name in ("q", "k", "v"):
@@ -189,7 +226,7 @@ def check(case, scheme, size, device="cpu"):
         if name in given:
             x = torch.nn.functional.pad(given[name], (0, pad))
             local[name] = plan.shard(x, 2) if x.shape[2] > 1 else x
-    for name in ("sinks", "alibi_slopes"):
+    for name in ("sinks", "alibi_slopes", "rng_state"):
         if name in given:
             local[name] = given[name].clone()
     if case.dtype == torch.float16:  # inputs are of that precision
@@ -201,8 +238,23 @@ def check(case, scheme, size, device="cpu"):
             local[name].requires_grad_()
     terms = {name.removeprefix("key "): x for name, x in local.items() if name not in "qkv"}
     options = {"return_lse": True} | case.options
+    if case.options.get("dropout_p"):
+        torch.manual_seed(dist.get_rank() + 3)
+        given["kept"] = kept_weights(case, plan, given, local, options | terms)
+        torch.manual_seed(dist.get_rank() + 3)  # so that the next call draws the same
+    whole = {
+        name: x.clone().requires_grad_() if name in DIFFERENTIABLE else x
+        for name, x in given.items()
+    }
+    due_out, due_lse = reference(case, whole)
+    has_lse = case.options.get("return_lse", True)
+    of_lse = due_lse if has_lse else None
+    due_grads = gradients(due_out, of_lse, given["grad_out"], given["grad_lse"], whole)
+
     found = context_attention(local["q"], local["k"], local["v"], plan, **options, **terms)
     out, lse = found if has_lse else (found, None)
+    if "rng_state" in terms:  # its content was read: gradients do not depend on it
+        terms["rng_state"].zero_()
     grad_out, dim = in_layout(case, given["grad_out"].to(case.dtype))
     grad_out = plan.shard(grad_out, dim).to(device)
     is_packed = "cu_seqlens" in case.plan

@@ -42,7 +42,11 @@ def disagreements(rank, size):
         "type": message(q.numpy() if odd else q, k, v, plan),
         "dtype": message(q, k.float() if odd else k, v, plan),
         "gradient": message(q.clone().requires_grad_(odd), k, v, plan),
-        "dropout": message(q, k, v, plan, dropout_p=0.1),
+        "dropout": message(q, k, v, plan, dropout_p=1.5 if odd else 0.5),
+        "rng_state": message(
+            q, k, v, plan, dropout_p=0.5, rng_state=torch.zeros(6 if odd else 2).long()
+        ),
+        "rng_state's dtype": message(q, k, v, plan, dropout_p=0.5, rng_state=torch.zeros(2)),
         "bias": message(q, k, v, plan, bias=torch.zeros(3, S)),
         "layout": message(q, k, v, plan, layout="sbhd"),
         "group heads": message(q, q[:, [0, 0, 1]], q[:, [0, 0, 1]], plan),
@@ -132,7 +136,9 @@ def found(tmp_path_factory):
         ("type", "TypeError: rank 1: q must be a torch tensor, got ndarray"),
         ("dtype", "ValueError: rank 1: k must be torch.float16 on cpu like q, got torch.float32"),
         ("gradient", "q.requires_grad is False on rank 0 and True on rank 1"),
-        ("dropout", "NotImplementedError: rank 0: dropout_p must be 0, got 0.1.*rank 1"),
+        ("dropout", "ValueError: rank 1: dropout_p is 1.5"),
+        ("rng_state", r"ValueError: rank 1: rng_state must have shape \(2,\), a seed and"),
+        ("rng_state's dtype", "rng_state must be int64 or uint64, got torch.float32"),
         ("bias", r"bias must broadcast to .*\(1, 2, 8, 16\), got \(3, 16\)"),
         ("layout", 'layout must be "bhsd" or "bshd", got \'sbhd\''),
         ("group heads", "heads of k, 3, must divide those of q, 2"),
@@ -243,8 +249,9 @@ def test_one_rank_is_attention(alone):
     q, k, v = torch.randn(3, 1, H, S, D).half()
     out = context_attention(q, k, v, plan, causal=True)
     assert torch.equal(out, cutlass_attn.attention(q, k, v, causal=True))
-    with pytest.raises(NotImplementedError, match=r"dropout_p must be 0, got 0\.5"):
-        context_attention(q, k, v, plan, dropout_p=0.5)
+    options = {"dropout_p": 0.5, "rng_state": torch.tensor([3, 4])}
+    out = context_attention(q, k, v, plan, causal=True, **options)
+    assert torch.equal(out, cutlass_attn.attention(q, k, v, causal=True, **options))
     with pytest.raises(TypeError, match="plan must be a ContextPlan, got NoneType"):
         context_attention(q, k, v, None)
     with pytest.raises(ValueError, match="x must have 16 rows"):

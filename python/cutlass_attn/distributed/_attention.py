@@ -10,14 +10,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from .._call import torch_library
 from .._call.call import Call
 from . import _layouts
 from ._agree import agree
 from ._gather import Gather, number_of_groups
-from ._kernels import Terms, forward
+from ._kernels import Dropout, Terms, forward
 from ._plan import ContextPlan
 from ._ring import Ring
-from ._schedule import Band, Span
+from ._schedule import DRAW, Band, Span
 from ._ulysses import Tensors, by_heads
 
 Window = int | tuple[int | None, int | None] | None
@@ -42,6 +43,7 @@ def context_attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> Any:
     """`cutlass_attn.attention` of a sequence that is divided among several ranks.
@@ -71,7 +73,12 @@ def context_attention(
         alibi_slopes: as in `attention`; in "gather" with causal=True, and in "ulysses".
         sinks: (Hq,) as in `attention`, equal on all ranks. Its gradient is the share of this rank's
             rows, as for all weights under context parallelism: sum it over the ranks.
-        dropout_p: must be 0: kernels choose the dropped weights by positions on one device.
+        dropout_p: as in `attention`. The weights that are dropped are those that `attention` drops
+            with the same rng_state, padding included, if chunks of rows, plan.chunk_rows, and
+            attention_chunk are multiples of 32. Otherwise, and for packed sequences, they are
+            others for another plan.
+        rng_state: (2,) as in `attention`, on q's device, equal on all ranks. None: as the plan's
+            first rank draws it.
         deterministic: as in `attention`.
 
     Returns:
@@ -101,7 +108,9 @@ def context_attention(
         alibi_slopes=alibi_slopes,
         sinks=None,
     )
-    _check(plan, call, terms, dropout_p, return_lse)
+    _check(plan, call, terms, dropout_p, rng_state, return_lse)
+    if dropout_p:
+        terms = replace(terms, dropout=_dropout(plan, call, terms, dropout_p, rng_state))
     with torch.autocast(call.q.device.type, enabled=False):
         out, lse = _run(plan, call, terms, return_lse)
     return call.results(out, lse) if return_lse else call.results(out, None)
@@ -117,6 +126,22 @@ def _band(window: Window, causal: bool) -> Band:
         raise ValueError(f"window must not be below -1, got {window!r}")
     left, right = (None if x is None or x == -1 else int(x) for x in sides)
     return Band(left, 0 if causal else right)
+
+
+def _dropout(
+    plan: ContextPlan, call: _layouts.Call, terms: Terms, p: float, rng_state: torch.Tensor | None
+) -> Dropout:
+    if rng_state is None:
+        rng_state = torch_library.random_state(call.q)
+        for group in (plan.inner, plan.outer):
+            if group is not None:
+                dist.broadcast(rng_state, dist.get_global_rank(group, 0), group)
+    else:  # a copy, as for one device: the caller may change it before the backward pass
+        rng_state = rng_state.view(torch.int64).clone()
+    # Rows of chunks count if they are on several ranks.
+    lengths = [terms.attention_chunk or 0, plan.chunk_rows if plan.outer_size > 1 else 0]
+    is_of_one_device = not call.is_packed and all(n % DRAW == 0 for n in lengths)
+    return Dropout(p, rng_state, call.q.shape[2], is_of_one_device=is_of_one_device)
 
 
 def _is_int(x: object) -> bool:
@@ -169,7 +194,7 @@ def _of_rows(
     if plan.scheme.startswith("ring"):
         return Ring.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
     if plan.outer_size == 1:
-        calls = plan.calls_of_gather(terms.band, terms.attention_chunk, terms.can_pack(q.shape[0]))
+        calls = plan.calls_of_gather(terms.band, terms.attention_chunk, terms.joins(q.shape[0]))
         whole = Span(0, q.shape[1])
         if len(calls) == 1 and calls[0].q == calls[0].k == whole:
             return forward(q, k, v, calls[0], terms.options(calls[0], has_sinks=True))
@@ -177,16 +202,21 @@ def _of_rows(
 
 
 def _check(
-    plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+    plan: ContextPlan,
+    call: _layouts.Call,
+    terms: Terms,
+    dropout_p: float,
+    rng_state: Any,
+    return_lse: bool,
 ) -> None:
     """Raises, on all ranks, the errors of any rank, and differences between their calls."""
-    fields = _fields(call, terms, dropout_p, return_lse)
+    fields = _fields(call, terms, dropout_p, rng_state, return_lse)
     key = repr(fields)  # what was given may be of any type, and its hash may not exist
     if plan.check == "first" and key in plan.agreed:
         return
     error: Exception | None = None
     try:
-        _check_own(plan, call, terms, dropout_p, return_lse)
+        _check_own(plan, call, terms, dropout_p, rng_state, return_lse)
     except Exception as raised:  # whatever it is: the other ranks wait for this one
         error = raised
     if not plan.groups:
@@ -206,10 +236,10 @@ def _collective_device(group: Any) -> torch.device:
 
 
 def _fields(
-    call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+    call: _layouts.Call, terms: Terms, dropout_p: float, rng_state: Any, return_lse: bool
 ) -> dict[str, Any]:
     """The properties of a call that collectives and errors depend on."""
-    given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
+    given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks, "rng_state": rng_state}
     given |= {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
     fields: dict[str, Any] = {}
     for name, x in given.items():
@@ -234,13 +264,18 @@ def _fields(
 
 
 def _check_own(
-    plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+    plan: ContextPlan,
+    call: _layouts.Call,
+    terms: Terms,
+    dropout_p: float,
+    rng_state: Any,
+    return_lse: bool,
 ) -> None:
     """Checks this rank's own call. Raises TypeError, ValueError, NotImplementedError."""
     if call.error is not None:
         raise call.error
     options = {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
-    options["sinks"] = call.sinks
+    options |= {"sinks": call.sinks, "rng_state": rng_state}
     for name, x in options.items():
         if x is not None and not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
@@ -263,11 +298,6 @@ def _check_own(
             f"q has {q.shape[2]} heads, which {plan.inner_size} ranks cannot share equally "
             f"(scheme={plan.scheme!r}); allowed: a multiple of the ranks, or scheme='gather'"
         )
-    if dropout_p != 0:
-        raise NotImplementedError(
-            f"dropout_p must be 0, got {dropout_p!r}: kernels count rows and heads of one device "
-            "to choose the weights that are dropped"
-        )
     is_ring = plan.scheme.startswith("ring")
     is_aligned = plan.outer_size == 1 or (not is_ring and terms.band.right == 0)
     if terms.alibi_slopes is not None and not is_aligned:
@@ -283,9 +313,13 @@ def _check_own(
         )
     _check_biases(plan, call, terms)
     # The rest is as `attention` has it. Checked here, since kernels run on ranks with rows alone.
+    if rng_state is not None and tuple(rng_state.shape) != (2,):
+        raise ValueError(
+            f"rng_state must have shape (2,), a seed and an offset, got {tuple(rng_state.shape)}"
+        )
     names = ("attention_chunk", "softmax_scale", "softcap", "deterministic")
     options |= {name: getattr(terms, name) for name in names}
-    options |= {"return_lse": return_lse, "layout": "bshd"}
+    options |= {"dropout_p": dropout_p, "return_lse": return_lse, "layout": "bshd"}
     options = {name: x for name, x in options.items() if x is not None}
     keys, values = (x[:, :1].expand(-1, plan.padded_seqlen, -1, -1) for x in (k, v))
     Call(q, keys, values, options).facts()

@@ -107,8 +107,7 @@ class Gather(torch.autograd.Function):
 
 
 def _calls(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> list[KernelCall]:
-    can_pack = terms.can_pack(q.shape[0])
-    return plan.calls_of_gather(terms.band, terms.attention_chunk, can_pack)
+    return plan.calls_of_gather(terms.band, terms.attention_chunk, terms.joins(q.shape[0]))
 
 
 def number_of_groups(

@@ -13,7 +13,31 @@ import cutlass_attn
 
 from .. import _C
 from .._call import torch_library
-from ._schedule import Band, KernelCall, Span
+from ._schedule import DRAW, Band, Joins, KernelCall, Span
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout by heads and positions of the whole sequence."""
+
+    p: float
+    rng_state: torch.Tensor  # (2,), equal on all ranks
+    heads: int  # query heads of the whole call
+    first_head: int = 0
+    # Whether kernel calls draw what one device draws. If not, a weight's number still occurs once.
+    is_of_one_device: bool = True
+
+    def options(self, call: KernelCall) -> dict[str, Any]:
+        query, key = call.first
+        if not self.is_of_one_device:  # whole draws apart, wherever a call begins
+            query, key = query * DRAW, key * DRAW
+        place = _place(self.heads, self.first_head, query, key, self.rng_state.device)
+        return {"dropout_p": self.p, "rng_state": torch.cat([self.rng_state, place])}
+
+
+@lru_cache(maxsize=256)
+def _place(heads: int, head: int, query: int, key: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([heads, head, query, key], device=device)
 
 
 @dataclass(frozen=True)
@@ -33,10 +57,14 @@ class Terms:
     mask: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
     sinks: torch.Tensor | None
+    dropout: Dropout | None = None
 
-    def can_pack(self, batch: int) -> bool:
-        """Whether one call may have several documents."""
-        return batch == 1 and self.bias is None and self.mask is None
+    def joins(self, batch: int) -> Joins:
+        """What one kernel call may have."""
+        if self.dropout is not None and self.dropout.is_of_one_device:
+            return Joins.POSITIONS
+        can_pack = batch == 1 and self.bias is None and self.mask is None
+        return Joins.DOCUMENTS if can_pack else Joins.CHUNKS
 
     def of_heads(self, heads: Span) -> Terms:
         def cut(x: torch.Tensor | None, dim: int) -> torch.Tensor | None:
@@ -44,8 +72,12 @@ class Terms:
                 return x
             return x.narrow(dim, heads.start, heads.stop - heads.start)
 
+        dropout = self.dropout
+        if dropout is not None:
+            dropout = replace(dropout, first_head=dropout.first_head + heads.start)
         return replace(
             self,
+            dropout=dropout,
             bias=cut(self.bias, 1),
             mask=cut(self.mask, 1),
             alibi_slopes=cut(self.alibi_slopes, -1),
@@ -64,6 +96,8 @@ class Terms:
             "sinks": self.sinks if has_sinks else None,
         }
         options = {name: x for name, x in given.items() if x is not None}
+        if self.dropout is not None:
+            options |= self.dropout.options(call)
         return options | {
             "causal": right == 0,
             "softcap": self.softcap,

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import _schedule
 from ._collectives import all_gather
-from ._schedule import Band, Chunk, KernelCall, Span
+from ._schedule import Band, Chunk, Joins, KernelCall, Span
 
 SCHEMES = ("gather", "ring", "ulysses", "gather+ulysses", "ring+ulysses")
 
@@ -43,6 +43,7 @@ class ContextPlan:
 
     Attributes:
         local_rows: rows of q, k and v that each rank has.
+        chunk_rows: rows of a chunk, which lie together.
         padded_seqlen: rows of all ranks: seqlen, rounded up so that ranks have equally many. Rows
             after seqlen are padding: no query sees them, and they give zeros and -inf.
 
@@ -82,6 +83,7 @@ class ContextPlan:
         multiple = chunks * self.inner_size  # makes chunks and each rank's rows whole numbers
         self.padded_seqlen = -(-self.seqlen // multiple) * multiple
         self.local_rows = self.padded_seqlen // size
+        self.chunk_rows = self.padded_seqlen // chunks
         ends = self.cu_seqlens or (0, self.seqlen)
         self.documents = [Span(a, b) for a, b in pairwise(ends) if a < b]
         self.agreed: set[Any] = set()
@@ -146,31 +148,31 @@ class ContextPlan:
         return _schedule.place(outer_rank, self.outer_size, self.padded_seqlen, is_zigzag)
 
     def calls_of_gather(
-        self, band: Band, attention_chunk: int | None, can_pack: bool
+        self, band: Band, attention_chunk: int | None, joins: Joins
     ) -> list[KernelCall]:
         """The kernel calls of this rank, with the keys of all ranks in the order of positions."""
-        key = ("gather", band, attention_chunk, can_pack)
+        key = ("gather", band, attention_chunk, joins)
         if key not in self._schedules:
             documents = _schedule.split_documents(self.documents, attention_chunk)
             whole = [Chunk(0, self.padded_seqlen, 0)]
             queries = self.chunks(self.outer_rank)
-            self._schedules[key] = _schedule.calls(queries, whole, documents, band, can_pack)
+            self._schedules[key] = _schedule.calls(queries, whole, documents, band, joins)
         found: list[KernelCall] = self._schedules[key]
         return found
 
     def calls_of_ring(
-        self, band: Band, attention_chunk: int | None, can_pack: bool
+        self, band: Band, attention_chunk: int | None, joins: Joins
     ) -> list[list[KernelCall]]:
         """The kernel calls of each step; in step n this rank has the keys of the rank n places
         before it. Steps after the last one with a call on any rank are left out on all ranks."""
-        key = ("ring", band, attention_chunk, can_pack)
+        key = ("ring", band, attention_chunk, joins)
         if key not in self._schedules:
             documents = _schedule.split_documents(self.documents, attention_chunk)
             places = [self.chunks(rank) for rank in range(self.outer_size)]
             last, mine = 0, []
             for step in range(self.outer_size):
                 for rank, queries in enumerate(places):
-                    found = _schedule.calls(queries, places[rank - step], documents, band, can_pack)
+                    found = _schedule.calls(queries, places[rank - step], documents, band, joins)
                     if found:
                         last = step
                     if rank == self.outer_rank:

@@ -107,8 +107,7 @@ class Ring(torch.autograd.Function):
 
 
 def _schedule(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> list[list[KernelCall]]:
-    can_pack = terms.can_pack(q.shape[0])
-    return plan.calls_of_ring(terms.band, terms.attention_chunk, can_pack)
+    return plan.calls_of_ring(terms.band, terms.attention_chunk, terms.joins(q.shape[0]))
 
 
 def _last_step(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> int:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import NamedTuple
+
+# Dropout draws the weights of 16 queries and 32 keys at once (`rng_state` of `attention`): where
+# positions are multiples of this, a kernel call can draw those of one device.
+DRAW = 32
 
 
 class Span(NamedTuple):
@@ -23,6 +28,14 @@ class Chunk(NamedTuple):
     row: int
 
 
+class Joins(IntEnum):
+    """What one kernel call may have."""
+
+    POSITIONS = 0  # queries of consecutive positions, and keys
+    CHUNKS = 1  # queries or keys of several chunks, too
+    DOCUMENTS = 2  # several documents, too, as packed sequences of one batch entry
+
+
 class Band(NamedTuple):
     """The numbers of keys before and after its own position that a query sees; None: all."""
 
@@ -33,6 +46,7 @@ class Band(NamedTuple):
 class _Rectangle(NamedTuple):
     q: Span  # rows
     k: Span
+    first: tuple[int, int]  # positions of the first query and the first key
     band: Band  # around the diagonal that ends in the last query and the last key
 
 
@@ -45,6 +59,7 @@ class KernelCall:
     lengths_q: tuple[int, ...]
     lengths_k: tuple[int, ...]
     window: tuple[int, int]  # aligned bottom-right, -1: unlimited
+    first: tuple[int, int]  # positions of the first query and the first key
 
     @property
     def is_full(self) -> bool:
@@ -81,12 +96,11 @@ def calls(
     keys: Sequence[Chunk],
     documents: Sequence[Span],
     band: Band,
-    can_pack: bool,
+    joins: Joins,
 ) -> list[KernelCall]:
     """The kernel calls in which all queries see the keys of these buffers that they may see.
 
-    Queries see keys of their own document, within the band. With `can_pack` one call may have
-    several documents, as packed sequences of one batch entry.
+    Queries see keys of their own document, within the band.
     """
     result: list[KernelCall] = []
     for q in queries:
@@ -96,13 +110,13 @@ def calls(
                 rectangle = _visible(_clip(q, document), _clip(k, document), band)
                 if rectangle is None:
                     continue
-                if group and not (can_pack and _follows(group[-1], rectangle)):
+                if group and not (joins >= Joins.DOCUMENTS and _follows(group[-1], rectangle)):
                     result.append(_call(group))
                     group = []
                 group.append(rectangle)
             if group:
                 result.append(_call(group))
-    return _merge(result)
+    return _merge(result) if joins >= Joins.CHUNKS else result
 
 
 def _clip(chunk: Chunk, document: Span) -> Chunk:
@@ -128,12 +142,21 @@ def _visible(q: Chunk, k: Chunk, band: Band) -> _Rectangle | None:
         q_stop = min(q_stop, k_stop + left)
     if q_start >= q_stop or k_start >= k_stop:
         return None
+    q_start = _rounded(q_start, q.start)
+    k_start = _rounded(k_start, k.start)
     shift = k_stop - q_stop
     return _Rectangle(
         Span(q.row + q_start - q.start, q.row + q_stop - q.start),
         Span(k.row + k_start - k.start, k.row + k_stop - k.start),
+        (q_start, k_start),
         Band(None if left is None else left + shift, None if right is None else right - shift),
     )
+
+
+def _rounded(position: int, start: int) -> int:
+    """The last multiple of DRAW, from the start of the chunk, up to this position. The band masks
+    rows that see nothing."""
+    return position - (position - start) % DRAW
 
 
 def _follows(first: _Rectangle, second: _Rectangle) -> bool:
@@ -156,6 +179,7 @@ def _call(group: Sequence[_Rectangle]) -> KernelCall:
         lengths_q,
         lengths_k,
         (-1 if left is None else left, -1 if right is None else right),
+        group[0].first,
     )
 
 
@@ -173,11 +197,13 @@ def _merge(parts: list[KernelCall]) -> list[KernelCall]:
 def _joined(a: KernelCall, b: KernelCall) -> KernelCall | None:
     if not a.is_full or len(b.lengths_q) > 1:
         return None
-    if a.q == b.q and a.k.stop == b.k.start and b.window[0] == -1:
+    right = b.window[1]
+    sees_all_before = right == -1 or right + b.lengths_k[0] - b.lengths_q[0] >= -1
+    if a.q == b.q and a.k.stop == b.k.start and b.window[0] == -1 and sees_all_before:
         # Keys before those of b, all visible: where b's diagonal ends does not move.
         k = Span(a.k.start, b.k.stop)
-        return replace(b, k=k, lengths_k=(k.stop - k.start,))
+        return replace(b, k=k, lengths_k=(k.stop - k.start,), first=a.first)
     if b.is_full and a.k == b.k and a.q.stop == b.q.start:
         q = Span(a.q.start, b.q.stop)
-        return replace(b, q=q, lengths_q=(q.stop - q.start,))
+        return replace(b, q=q, lengths_q=(q.stop - q.start,), first=a.first)
     return None

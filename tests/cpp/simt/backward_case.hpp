@@ -61,7 +61,7 @@ struct Solved {
   std::vector<float> lse, grad_lse, bias, alibi, sinks, grad_sinks, grad_bias;
   std::vector<uint8_t> visible;
   std::vector<double> exact_q, exact_k, exact_v, exact_sinks, exact_bias;
-  uint64_t rng_state[2] = {7, 11};
+  uint64_t rng_state[6] = {7, 11, 100, 30, 16 * 5, 32 * 7};
 
   Solved(Case const& what, bool has_grad_bias) : c(what), has_grad_bias(has_grad_bias) {
     if (c.head_dim_v == 0) c.head_dim_v = c.head_dim;
@@ -184,7 +184,7 @@ struct Solved {
     }
     if (c.has_alibi) p.logits.alibi_slopes = alibi.data();
     if (c.has_sinks) p.logits.sinks = sinks.data();
-    p.dropout = {c.dropout, rng_state};
+    p.dropout = {c.dropout, rng_state, c.seqlen_k > 64};
     grad.o = rows(grad_o, c.heads_q, c.seqlen_q, c.head_dim_v);
     grad.q = rows(grad_q, c.heads_q, c.seqlen_q, c.head_dim);
     grad.k = rows(grad_k, c.heads_kv, c.seqlen_k, c.head_dim);
