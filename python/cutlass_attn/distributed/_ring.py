@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+import cutlass_attn
+
 from . import _kernels
 from ._kernels import Terms
 from ._plan import ContextPlan
@@ -32,21 +34,27 @@ class Ring(torch.autograd.Function):
         bias: None,
         sinks: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = _kernels.lse_dtype(q)
+        # Two results are rounded once in either dtype.
+        is_rounded = sinks is None and _results_of_a_row(plan, terms, q) <= 2
+        dtype = q.dtype if is_rounded else _kernels.lse_dtype(q)
         out, lse = _kernels.empty_results(q, v.shape[-1], dtype)
         written = 0  # rows before this one have a result
         for _, calls, keys, values in _steps(plan, terms, q, k, v):
             for call in calls:
                 options = terms.options(call, has_sinks=False)
-                part, part_lse = _kernels.forward(q, keys, values, call, options)
+                is_first = call.q.start >= written
+                into = out if is_first and is_rounded else None
+                part, part_lse = _kernels.forward(q, keys, values, call, options, into)
                 rows = slice(*call.q)
-                if call.q.start < written:
+                if not is_first:
                     _merge(out[:, rows], lse[:, :, rows], part, part_lse)
                 else:
-                    out[:, rows], lse[:, :, rows] = part, part_lse
+                    lse[:, :, rows] = part_lse
+                    if into is None:
+                        out[:, rows] = part
                 written = max(written, call.q.stop)
         if sinks is not None:  # added once, after the last step
-            with_sink = torch.logaddexp(lse, sinks.to(dtype)[:, None])
+            with_sink = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
             with_sink.masked_fill_(lse == -torch.inf, -torch.inf)  # rows of padding
             out *= _weight(lse, with_sink)
             lse = with_sink
@@ -64,7 +72,9 @@ class Ring(torch.autograd.Function):
         wanted = tuple(ctx.needs_input_grad[2:])
         sums = _kernels.lse_dtype(q)
         head_dim = k.shape[-1]
-        grad_q = torch.zeros_like(q, dtype=sums, memory_format=torch.contiguous_format)
+        dtype = q.dtype if _results_of_a_row(plan, terms, q) <= 2 else sums
+        grad_q = torch.zeros_like(q, dtype=dtype, memory_format=torch.contiguous_format)
+        written = 0  # rows before this one have a gradient
         grad_kv = _GoingRound(plan, k, head_dim + v.shape[-1], sums)
         of_operands = wanted[:3]
         for step, calls, keys, values in _steps(plan, terms, q, k, v):
@@ -85,8 +95,11 @@ class Ring(torch.autograd.Function):
             if of_operands[1] or of_operands[2]:
                 grad_kv.arrive(step)
             for call, (of_q, of_k, of_v) in found:
-                if of_q is not None:
+                if of_q is not None and call.q.start < written:
                     grad_q[:, slice(*call.q)] += of_q
+                elif of_q is not None:
+                    grad_q[:, slice(*call.q)] = of_q
+                written = max(written, call.q.stop)
                 rows = grad_kv.sums[:, slice(*call.k)]
                 if of_k is not None:
                     rows[..., :head_dim] += of_k
@@ -108,6 +121,12 @@ class Ring(torch.autograd.Function):
 
 def _schedule(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> list[list[KernelCall]]:
     return plan.calls_of_ring(terms.band, terms.attention_chunk, terms.joins(q.shape[0]))
+
+
+def _results_of_a_row(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> int:
+    """The most kernel calls that have one row of q."""
+    spans = [call.q for calls in _schedule(plan, terms, q) for call in calls]
+    return max((sum(x.start <= at.start < x.stop for x in spans) for at in spans), default=0)
 
 
 def _last_step(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> int:
@@ -157,9 +176,14 @@ def _merge(
     out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
 ) -> None:
     """Merges a result into another, in place. A side that saw no key has weight 0."""
-    merged = torch.logaddexp(lse, part_lse)
-    out.lerp_(part.to(out.dtype), _weight(part_lse, merged))
-    lse.copy_(merged)
+    part = part.to(out.dtype)
+    if lse.dtype == torch.float32:
+        merged, of_both = cutlass_attn.merge_states(out, lse, part, part_lse, layout="bshd")
+        out.copy_(merged)
+    else:
+        of_both = torch.logaddexp(lse, part_lse)
+        out.lerp_(part, _weight(part_lse, of_both))
+    lse.copy_(of_both)
 
 
 def _grad_sinks(
