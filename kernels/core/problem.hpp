@@ -112,7 +112,8 @@ struct Dropout {
   // (2): seed and offset, on the device that runs the kernel; not read and may be null if p is 0.
   uint64_t const* rng_state = nullptr;
   // rng_state is (6): the call is a part of a larger one and draws its mask there. The number of
-  // heads of the larger call follows, and the first head, query and key of the part.
+  // heads of the larger call follows, and the first head, query (a multiple of 16) and key (of 32)
+  // of the part.
   bool is_part = false;
 };
 

@@ -132,8 +132,8 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     batch, heads, seqlen_q, seqlen_k = shape
     whole = (heads, 0, 0, 0)
     seed, offset, of_all, first, query, key = (int(x) % 2**64 for x in (*rng_state, *whole)[:6])
-    keys = key + np.arange(seqlen_k)[None, None, :]
-    queries = query + np.arange(seqlen_q)[None, :, None]
+    keys = (key & ~31) + np.arange(seqlen_k)[None, None, :]  # whole draws, as kernels do
+    queries = (query & ~15) + np.arange(seqlen_q)[None, :, None]
     numbers = of_all * np.arange(batch)[:, None] + first + np.arange(heads)
     state = philox4x32((offset % 2**32, offset // 2**32, 0, 0), (seed % 2**32, seed // 2**32), 10)
     counter = (keys & ~25, queries & ~8, numbers.reshape(-1, 1, 1), 0)

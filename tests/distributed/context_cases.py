@@ -169,7 +169,8 @@ def kept_weights(case, plan, given, local, options):
     """Which weights a call with this rng_state keeps, (B, heads, rows, rows)."""
     shape = (case.batch, case.heads[0], case.seqlen, case.seqlen)
     if "cu_seqlens" not in case.plan and case.seqlen >= 250:
-        return torch.from_numpy(testing.dropout_mask(given["rng_state"], shape, 0.4))
+        p = case.options["dropout_p"]
+        return torch.from_numpy(testing.dropout_mask(given["rng_state"], shape, p))
     # Other weights for each plan: with one-hot values the output is the weights.
     one_hot = torch.eye(case.seqlen, case.dims[1]).expand(*given["k"].shape[:2], -1, -1)
     x, dim = in_layout(case, one_hot.to(case.dtype))

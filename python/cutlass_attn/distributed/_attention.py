@@ -74,9 +74,8 @@ def context_attention(
         sinks: (Hq,) as in `attention`, equal on all ranks. Its gradient is the share of this rank's
             rows, as for all weights under context parallelism: sum it over the ranks.
         dropout_p: as in `attention`. The weights that are dropped are those that `attention` drops
-            with the same rng_state, padding included, if chunks of rows, plan.chunk_rows, and
-            attention_chunk are multiples of 32. Otherwise, and for packed sequences, they are
-            others for another plan.
+            with the same rng_state, if plan.chunk_rows and attention_chunk are multiples of 32.
+            Otherwise, and for packed sequences, they are others for another plan.
         rng_state: (2,) as in `attention`, on q's device, equal on all ranks. None: as the plan's
             first rank draws it.
         deterministic: as in `attention`.
@@ -108,7 +107,8 @@ def context_attention(
         alibi_slopes=alibi_slopes,
         sinks=None,
     )
-    _check(plan, call, terms, dropout_p, rng_state, return_lse)
+    more = {"dropout_p": dropout_p, "rng_state": rng_state, "return_lse": return_lse}
+    _check(plan, call, terms, more)
     if dropout_p:
         terms = replace(terms, dropout=_dropout(plan, call, terms, dropout_p, rng_state))
     with torch.autocast(call.q.device.type, enabled=False):
@@ -201,22 +201,16 @@ def _of_rows(
     return Gather.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
 
 
-def _check(
-    plan: ContextPlan,
-    call: _layouts.Call,
-    terms: Terms,
-    dropout_p: float,
-    rng_state: Any,
-    return_lse: bool,
-) -> None:
-    """Raises, on all ranks, the errors of any rank, and differences between their calls."""
-    fields = _fields(call, terms, dropout_p, rng_state, return_lse)
+def _check(plan: ContextPlan, call: _layouts.Call, terms: Terms, more: dict[str, Any]) -> None:
+    """Raises, on all ranks, the errors of any rank, and differences between their calls. `more`:
+    the call's dropout_p, rng_state and return_lse."""
+    fields = _fields(call, terms, more)
     key = repr(fields)  # what was given may be of any type, and its hash may not exist
     if plan.check == "first" and key in plan.agreed:
         return
     error: Exception | None = None
     try:
-        _check_own(plan, call, terms, dropout_p, rng_state, return_lse)
+        _check_own(plan, call, terms, more)
     except Exception as raised:  # whatever it is: the other ranks wait for this one
         error = raised
     if not plan.groups:
@@ -235,11 +229,10 @@ def _collective_device(group: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _fields(
-    call: _layouts.Call, terms: Terms, dropout_p: float, rng_state: Any, return_lse: bool
-) -> dict[str, Any]:
+def _fields(call: _layouts.Call, terms: Terms, more: dict[str, Any]) -> dict[str, Any]:
     """The properties of a call that collectives and errors depend on."""
-    given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks, "rng_state": rng_state}
+    given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
+    given |= {"rng_state": more["rng_state"]}
     given |= {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
     fields: dict[str, Any] = {}
     for name, x in given.items():
@@ -257,24 +250,18 @@ def _fields(
     fields |= {name: getattr(terms, name) for name in names}
     return fields | {
         "layout": call.layout,
-        "dropout_p": dropout_p,
-        "return_lse": return_lse,
+        "dropout_p": more["dropout_p"],
+        "return_lse": more["return_lse"],
         "error": call.error and str(call.error),
     }
 
 
-def _check_own(
-    plan: ContextPlan,
-    call: _layouts.Call,
-    terms: Terms,
-    dropout_p: float,
-    rng_state: Any,
-    return_lse: bool,
-) -> None:
+def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, more: dict[str, Any]) -> None:
     """Checks this rank's own call. Raises TypeError, ValueError, NotImplementedError."""
     if call.error is not None:
         raise call.error
     options = {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
+    rng_state = more["rng_state"]
     options |= {"sinks": call.sinks, "rng_state": rng_state}
     for name, x in options.items():
         if x is not None and not isinstance(x, torch.Tensor):
@@ -319,7 +306,7 @@ def _check_own(
         )
     names = ("attention_chunk", "softmax_scale", "softcap", "deterministic")
     options |= {name: getattr(terms, name) for name in names}
-    options |= {"dropout_p": dropout_p, "return_lse": return_lse, "layout": "bshd"}
+    options |= {"layout": "bshd", **more}
     options = {name: x for name, x in options.items() if x is not None}
     keys, values = (x[:, :1].expand(-1, plan.padded_seqlen, -1, -1) for x in (k, v))
     Call(q, keys, values, options).facts()
