@@ -74,15 +74,16 @@ CA_HOST_DEVICE float kept_share(float p) {
   return rarer > 0.0f ? rarer : 1.0f;
 }
 
-// The dropout of one call, as kernels use it.
-struct DropoutMask {
+// The dropout of one call, as kernels use it. What a draw needs is 32 bytes that two loads read
+// from shared memory: as single words, they would cost registers where kernels have none left.
+struct alignas(16) DropoutMask {
   PhiloxWords state = {};
-  uint32_t thresholds = 0;  // threshold, in both halves of a word
-  uint32_t flip = ~0u;      // ~0: a number below the threshold drops; 0: it keeps
-  float kept_scale = 1.0f;
   // Of the larger call, if this one is a part of one.
   uint32_t num_heads = 0;
   uint32_t first_head = 0, first_query = 0, first_key = 0;
+  uint32_t thresholds = 0;  // threshold, in both halves of a word
+  uint32_t flip = ~0u;      // ~0: a number below the threshold drops; 0: it keeps
+  float kept_scale = 1.0f;
 
   // Reads rng_state only if the call has dropout.
   CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(uint32_t(p.num_heads_q)) {

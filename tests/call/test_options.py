@@ -196,6 +196,22 @@ def test_a_part_drops_what_the_whole_call_drops(device, dtype):
     torch.testing.assert_close(found, due.float(), atol=atol, rtol=0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_part_that_begins_within_a_draw(device):
+    """Refused where its place is on the host; GPU kernels begin with the draw, as the mask does."""
+    state, shape = [3, 9, 6, 2, 55, 70], (1, 2, 20, 40)
+    mask = testing.dropout_mask(state, shape, 0.5)
+    assert (mask == testing.dropout_mask([3, 9, 6, 2, 48, 64], shape, 0.5)).all()
+    q = torch.zeros(1, 2, 20, 40, device=device)
+    given = q, q.new_zeros(1, 2, 40, 40), torch.eye(40, device=device).repeat(1, 2, 1, 1)
+    options = {"dropout_p": 0.5, "rng_state": torch.tensor(state, device=device)}
+    if device == "cpu":
+        with pytest.raises(ValueError, match=r"rng_state\[4\] is 55, allowed: a multiple of 16"):
+            attention(*given, **options)
+    else:
+        assert ((attention(*given, **options) != 0).cpu().numpy() == mask).all()
+
+
 def test_dropout_mask_takes_the_states_of_a_call():
     """Signed or not, of torch or numpy; and refuses other shapes as a call does."""
     shape = (1, 2, 3, 40)
