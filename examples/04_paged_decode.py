@@ -295,7 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(
         f"{len(requests)} requests on {options.device}: {prompts} tokens of prompts and {total} "
         f"generated ones in {len(engine.owners)} steps and {took:.2f} s, {total / took:.0f} "
-        f"tokens/s; {needed} pages out of {PAGES}",
+        f"tokens/s; {needed} pages needed in all, {PAGES} in the cache",
         highlight=False,
     )
     wrong = sum(differing(model, request, tolerance) for request in requests)

@@ -85,8 +85,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(
                 f"{scheme:>8}: {plan.local_rows} rows on each of {processes} ranks, loss "
-                f"{float(total):.5f}, one device {one_device:.5f}; gradients differ by "
-                f"{worst:.1e}; {1000 * took:.0f} ms"
+                f"{float(total):.5f}, one device {one_device:.5f}; largest relative "
+                f"difference of a gradient {worst:.1e} (limit 2e-02); {1000 * took:.0f} ms"
             )
     dist.destroy_process_group()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -165,8 +165,8 @@ def attention(
     causal: bool = False,
     window: Window = None,
     attention_chunk: int | None = None,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
+    softmax_scale: float | Array | None = None,
+    softcap: float | Array = 0.0,
     layout: str = "bhsd",
     return_lse: bool = False,
     return_max_logit: bool = False,
@@ -176,10 +176,10 @@ def attention(
     verify: bool = False,
     bias: Array | None = None,
     mask: Array | None = None,
-    seqused_q: Array | None = None,
-    seqused_k: Array | None = None,
-    leftpad_q: Array | None = None,
-    leftpad_k: Array | None = None,
+    seqused_q: Array | Sequence[int] | int | None = None,
+    seqused_k: Array | Sequence[int] | int | None = None,
+    leftpad_q: Array | Sequence[int] | int | None = None,
+    leftpad_k: Array | Sequence[int] | int | None = None,
     alibi_slopes: Array | None = None,
     sinks: Array | None = None,
     dropout_p: float = 0.0,
@@ -210,7 +210,7 @@ def attention(
         k: (B, Hkv, Sk, D) in the same layout, dtype and device. Hkv divides Hq: query head h reads
             KV head ``h // (Hq // Hkv)``.
         v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 576. NaN or infinity in
-            V may reach queries whose mask hides it: a weight of 0 times NaN is NaN.
+            V may reach queries that mask its key: a weight of 0 times NaN is NaN.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key (aligned
             bottom-right, as in flash_attn; torch's is_causal is aligned top-left).
         window: sliding window around key ``i + Sk - Sq``: query i sees `left` keys before it and
@@ -244,7 +244,9 @@ def attention(
             their log-sum-exp is -inf. i, j, Sq and Sk in this text then count rows of an entry's
             intervals. An array is read when the kernel runs: nothing waits for it, and a CUDA graph
             replays with new numbers. Lists are checked, and arrays on a CPU; a GPU takes an
-            interval of an array beyond the rows for one that ends there. Not with mask or bias.
+            interval of an array beyond the rows for one that ends there. Not with mask, bias,
+            mask_mod, block_mask or a score_mod that reads positions; with quantize neither verify
+            nor max_error.
         seqused_k: padding as lengths, of the type of ``seqused_q``. The keys and values of a batch
             entry are its rows from ``leftpad_k`` up to ``seqused_k``, by default all. Other rows
             are not read.

@@ -16,49 +16,78 @@ MOST_REASONS = 5  # the number of kernels passed over that print() shows
 
 
 class Verdict(NamedTuple):
-    """Whether one variant runs a call, and if not, why not."""
+    """Whether one variant runs a call, and if not, why not.
+
+    From `splits` on, attributes are set for the chosen variant only.
+
+    Attributes:
+        variant: the variant.
+        chosen: whether the call runs it.
+        reason: why it cannot run, was not asked for or is not preferred; empty if chosen.
+        splits: thread blocks that share the keys of a tile.
+        workspace_bytes: device memory that its kernels use beyond the call's tensors.
+        max_launches: GPU kernels launched, at most; 0 on a CPU.
+        score: terms that its GPU kernel applies to a logit, such as "softcap_alibi".
+        at_first_use: whether this build lacks the kernel with that score, and NVRTC compiles it.
+        mask_is_kept: whether an earlier call has read the mask, and the call uses its map.
+    """
 
     variant: Variant
     chosen: bool
-    reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
-    # These are set for the chosen variant only.
-    splits: int = 1  # thread blocks that share the keys of a tile
-    workspace_bytes: int = 0  # device memory that its kernels use beyond the call's tensors
-    max_launches: int = 0  # GPU kernels launched, at most; 0 on a CPU
-    score: str = ""  # terms that its GPU kernel applies to a logit, such as "softcap_alibi"
-    at_first_use: bool = False  # this build lacks the kernel with that score: NVRTC compiles it
-    mask_is_kept: bool = False  # an earlier call has read the mask, and the call uses its map
+    reason: str
+    splits: int = 1
+    workspace_bytes: int = 0
+    max_launches: int = 0
+    score: str = ""
+    at_first_use: bool = False
+    mask_is_kept: bool = False
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A kernel for calls of this kind that dispatch prefers to the one that runs."""
+    """A kernel for calls of this kind that dispatch prefers to the one that runs.
+
+    Attributes:
+        kernel: its name.
+        reason: why it does not run: the reason of its variant that comes closest.
+        count: number of its variants that have this reason.
+    """
 
     kernel: str
-    reason: str  # why it does not run: the reason of its variant that comes closest
-    count: int  # number of variants that have this reason
+    reason: str
+    count: int
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Which kernel a call would run and why no preferred one; `table()` has every variant."""
+    """Which kernel a call would run and why no preferred one; `table()` has every variant.
+
+    Attributes:
+        call: the call's function, shapes and options, in words.
+        device: the device it is explained for.
+        quantize: the call's 8-bit mode.
+        predicted_error: with `quantize`, the predicted RMS error of the worst head, relative to the
+            RMS of its result. None if the values of the tensors cannot be read.
+        max_error: the call's limit for it.
+        predicted_errors: the predicted error of each head, (B, Hq), which `max_error` is compared
+            with.
+        in_16_bits: with `max_error`, which heads would run in 16 bits, (B, Hq) bool.
+        passed_over: kernels that dispatch prefers, in that order; if no kernel takes the call, all
+            kernels for calls of this kind.
+        score_mod: the name of the compiled score_mod, if the call has one that no other option
+            expresses.
+        copied: inputs of which a call on a GPU makes aligned copies: docs/attention.md.
+    """
 
     call: str
     device: str
     quantize: str | None = None
-    # With `quantize`: the predicted RMS error of the worst head, relative to the RMS of its result.
-    # None without `quantize`, and if the values of the tensors cannot be read.
     predicted_error: float | None = None
     max_error: float | None = None
-    # The predicted error of each head, (B, Hq), which `max_error` is compared with.
     predicted_errors: np.ndarray | None = None
-    # With `max_error`: which heads would run in 16 bits, (B, Hq) bool.
     in_16_bits: np.ndarray | None = None
-    # In order of preference; if no kernel takes the call, all kernels for calls of this kind.
     passed_over: tuple[PassedOver, ...] = ()
-    # The name of the compiled score_mod, if the call has one that no other option expresses.
     score_mod: str | None = None
-    # Inputs of which a call on a GPU makes aligned copies: docs/attention.md.
     copied: tuple[str, ...] = ()
     _chosen: Verdict | None = field(default=None, init=False)
     _read_verdicts: Callable[[], tuple[Verdict, ...]] = field(

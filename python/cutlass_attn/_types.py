@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # type, match several overloads: their results are Any.
 A = TypeVar("A", "torch.Tensor", "np.ndarray[Any, Any]")
 Array = Any  # an option: of that library, or with __dlpack__
-Lengths = Any  # an int32 array, or a list of int
+Lengths = Any  # an int32 array, a list of int, or an int
 Layout = Literal["bhsd", "bshd"]
 TokenFormat = Literal["ds_mla", "ds_mla_v4"]
 Quantized = Literal["qk", "int8", "fp8"]
@@ -36,8 +36,8 @@ class _Common(TypedDict, total=False):
     causal: bool
     window: int | tuple[int | None, int | None] | None
     attention_chunk: int | None
-    softmax_scale: float | None
-    softcap: float
+    softmax_scale: float | Array | None
+    softcap: float | Array
     out: Array | None
     kernel: str
     verify: bool

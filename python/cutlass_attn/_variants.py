@@ -12,39 +12,72 @@ from ._build.facts import ACCUMULATE, DTYPES, QUANTIZE
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel instance: a kernel for a dtype, a head dim and a tile."""
+    """One kernel instance: a kernel for a dtype, a head dim and a tile.
 
-    key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
+    Attributes:
+        key: unique: kernel, dtype and, where compiled in, head dim and tile.
+        kernel: the kernel's name, such as "sm80".
+        op: "forward" or "backward".
+        device: "cuda" or "cpu".
+        arch: what it is compiled for: "80" and later, or "90a", Hopper only; of emulated kernels
+            too; "" for CPU kernels.
+        dtype: "float16", "bfloat16", "float32" or "float64".
+        head_dim: of Q and K; 0: any up to 576.
+        head_dim_v: of V and the output; 0: any up to 576.
+        head_dim_multiple: accepts multiples of this up to `head_dim`; 0: only `head_dim` itself.
+        max_rows: the largest number of queries times query heads of a KV head; 0: any number.
+        tile: queries x keys x warps, then "c" and the warps that share rows, if any; "": the kernel
+            has no tiles.
+        accumulate: accumulator: "fp32", "fp16", "fp16_qk" or "fp16_pv".
+        quantize: products in 8 bits: None, "qk", "int8" or "fp8".
+        options: supported options, of those that not every kernel supports.
+        needs: options that a call must use for this variant to run.
+        tier: "core", "full", or "tuned": from the user's tuning file.
+        compiled: False: left out of this build.
+        automatic: False: runs only when asked for by name.
+    """
+
+    key: str
     kernel: str
-    op: str  # "forward" or "backward"
-    device: str  # "cuda" or "cpu"
-    arch: str  # compiled for: "80" and later, or "90a", Hopper only; emulated kernels too; "": CPU
-    dtype: str  # "float16", "bfloat16", "float32" or "float64"
-    head_dim: int  # 0: any up to 576
-    head_dim_v: int  # of V and the output; 0: any up to 576
-    head_dim_multiple: int  # accepts multiples of this up to head_dim; 0: only head_dim itself
-    max_rows: int  # queries times query heads of a KV head; 0: any number
-    tile: str  # queries x keys x warps [c warps that share rows]; "": the kernel has no tiles
-    accumulate: str  # accumulator: "fp32", "fp16", "fp16_qk" or "fp16_pv"
-    quantize: str | None  # products in 8 bits: None, "qk", "int8" or "fp8"
-    options: tuple[str, ...]  # supported options, of those that not every kernel supports
-    needs: tuple[str, ...]  # options that a call must use for this variant to run
-    tier: str  # "core", "full", or "tuned": from the user's tuning file
-    compiled: bool  # False: left out of this build
-    automatic: bool  # False: runs only when asked for by name
+    op: str
+    device: str
+    arch: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    head_dim_multiple: int
+    max_rows: int
+    tile: str
+    accumulate: str
+    quantize: str | None
+    options: tuple[str, ...]
+    needs: tuple[str, ...]
+    tier: str
+    compiled: bool
+    automatic: bool
 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """Version, tier, CUDA toolkit, architectures and compiler of a build."""
+    """Version, tier, CUDA toolkit, architectures and compiler of a build.
+
+    Attributes:
+        version: the library's version.
+        tier: "core" or "full": which variants are compiled ahead.
+        cuda: the toolkit's version; empty for a CPU-only build.
+        architectures: compute capabilities that kernels are compiled for.
+        cutlass: CUTLASS's version.
+        compiler: the C++ compiler's name and version.
+        simt: GPU kernels compiled for the CPU as well: "all", "scalar" or "none".
+    """
 
     version: str
     tier: str
-    cuda: str  # toolkit's version; empty for a CPU-only build
+    cuda: str
     architectures: str
     cutlass: str
     compiler: str
-    simt: str  # GPU kernels compiled for the CPU as well: "all", "scalar" or "none"
+    simt: str
 
 
 @cache
@@ -107,6 +140,10 @@ def kept_bytes(device_index: int = 0) -> int:
     256 streams, and workspaces of 4 MB for the first four that need one. Other calls take their
     memory from torch.
 
-    device_index: the GPU's CUDA ordinal. The result is 0 where no call has used it.
+    Args:
+        device_index: the GPU's CUDA ordinal.
+
+    Returns:
+        The number of bytes; 0 where no call has used the GPU.
     """
     return _C.kept_bytes(device_index)

@@ -19,7 +19,7 @@ def warmup(
     names: str | Iterable[str] = (),
     device: int | str | None = None,
     grad: bool = False,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> list[str]:
     """Compile ahead, and load, the kernels that a call needs, so that the first call does not wait.

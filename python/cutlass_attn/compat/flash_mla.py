@@ -31,7 +31,11 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*_args: Any, **_kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """What `flash_mla_with_kvcache` is passed, and ignores."""
+    """A stand-in for FlashMLA's plan of a step, and None for its number of splits.
+
+    Arguments are accepted and ignored, as `flash_mla_with_kvcache` ignores both results: it chooses
+    splits in each call.
+    """
     return FlashMLASchedMeta(), None
 
 

@@ -323,12 +323,13 @@ def prepare(
     names: list[str],
     index: int,
     capability: int,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Compiles entries into the cache for a compute capability; if that is 0, for the GPU with this
     ordinal, and loads them onto it."""
     for done, name in enumerate(names):
-        progress(name, done, len(names))
+        if progress:
+            progress(name, done, len(names))
         arch = arch_for(name, capability) if capability else _arch(name, index)
         code = cubin(name, arch)
         if not capability:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .experiment.problems import SHAPE_FORM, Shape, parse_dtype, parse_shape
 
 EXIT_STATUS = {
-    0: "done; all judged results are right",
+    0: "done",
     1: "{}",
     2: "an argument is wrong, a file cannot be read or written, or a requirement is missing",
     130: "interrupted",

@@ -75,10 +75,12 @@ def flash_attn_func(
 ) -> Result:
     """Attention of q (B, Sq, Hq, D) over k, v (B, Sk, Hkv, D); Hkv divides Hq.
 
-    Returns out (B, Sq, Hq, D), and with return_attn_probs softmax_lse (B, Hq, Sq) and S_dmask:
-    with dropout (B, Hq, Sq, Sk), both lengths rounded up to 128, in q's dtype, the weights before
-    normalisation, negative where they were dropped, each against the row's largest logit from its
-    block of keys to the last block. It is made by plain torch code, for tests.
+    float16, bfloat16 or float32. The module's docstring has the other arguments, and the errors.
+
+    Returns out (B, Sq, Hq, D), and with return_attn_probs softmax_lse (B, Hq, Sq), float32, and
+    S_dmask: with dropout (B, Hq, Sq, Sk), both lengths rounded up to 128, in q's dtype, the weights
+    before normalisation, negative where they were dropped, each against the row's largest logit
+    from its block of keys to the last block. It is made by plain torch code, for tests.
     """
     options = options_of(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options |= {"layout": "bshd", "dropout_p": dropout_p, "deterministic": deterministic}
@@ -177,8 +179,8 @@ def flash_attn_varlen_func(
     max_seqlen_q and max_seqlen_k are not read but for S_dmask: lengths come from the device, so a
     CUDA graph may be replayed with others.
 
-    Returns out (Tq, Hq, D), and with return_attn_probs softmax_lse (Hq, Tq) and S_dmask: with
-    dropout that of `flash_attn_func` for the longest sequences, max_seqlen_q and max_seqlen_k,
+    Returns out (Tq, Hq, D), and with return_attn_probs softmax_lse (Hq, Tq), float32, and S_dmask:
+    with dropout that of `flash_attn_func` for the longest sequences, max_seqlen_q and max_seqlen_k,
     which have to be right then.
     Raises NotImplementedError for dropout together with block_table.
     """
