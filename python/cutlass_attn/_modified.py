@@ -16,7 +16,7 @@ from . import _C
 from ._call import batch_dims, torch_library
 from ._call.call import MODS, PADDING, Call
 from ._call.foreign import converted
-from ._call.keywords import refusal
+from ._call.keywords import refusal, refuse_nested
 from ._mods import interpreter, transforms
 from ._mods.block_mask import check
 from ._mods.graph import Graph
@@ -56,6 +56,7 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     mods = {name: options.get(name) for name in MODS}
     if not are_in(options):
         return function(**given)
+    refuse_nested(given["q"], {name: None for name, x in mods.items() if x is not None})
     if batch_dims.are_several(given["q"]):
         q, k, v = (given.pop(name) for name in "qkv")
         return batch_dims.attention(function, q, k, v, {**given, **mods})

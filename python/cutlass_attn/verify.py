@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _C, quantized, testing
 from ._call.call import PADDING, Call
+from ._call.keywords import refuse_nested
 
 LOG = logging.getLogger("cutlass_attn")
 
@@ -81,6 +82,7 @@ def verified(call: Call) -> Any:
     result is closer to. For the other heads the RMS of that distance must not exceed max_error,
     relative to the RMS of the result.
     """
+    refuse_nested(call.q, {"verify": False})
     facts = call.facts()
     _require_dtype(facts.dtype)
     lib = library_of(call.q)

@@ -189,6 +189,19 @@ def test_gradcheck(name, bias):
     assert torch.autograd.gradcheck(run, inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 2, 5, 7), (2, 1, 1, 7), (7,)])
+def test_gradient_of_a_bias_in_its_own_dtype(dtype, shape):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+    bias = torch.randn(shape, dtype=dtype, requires_grad=True)
+    (grad,) = torch.autograd.grad(attention(q, k, v, bias=bias).square().sum(), bias)
+    logits = q @ k.mT / 8**0.5 + bias.double()
+    (due,) = torch.autograd.grad((logits.softmax(-1) @ v).square().sum(), bias)
+    assert grad.dtype is dtype
+    torch.testing.assert_close(grad, due)
+
+
 def test_packed():
     q = torch.randn(7, 2, 8, dtype=torch.float64)
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)

@@ -35,6 +35,22 @@ def test_jagged_tensors_are_sequences_of_their_own(layout, options):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ({"mask_mod": lambda b, h, q, k: q >= k}, "mask_mod; allowed: None"),
+        ({"score_mod": lambda s, b, h, q, k: s * 2}, "score_mod; allowed: None"),
+        ({"verify": True}, "verify; allowed: False"),
+        ({"bias": torch.zeros(1, 1, 1, 1)}, "bias; allowed: None"),
+        ({"accumulate": "fp16"}, "accumulate; allowed: 'fp32'"),
+    ],
+)
+def test_options_that_nested_tensors_lack(option, allowed):
+    q, _ = nested(2)
+    with pytest.raises(ValueError, match=f"nested tensors have no {allowed}"):
+        attention(q, q, q, **option)
+
+
 def test_other_nested_tensors_are_refused_by_name():
     q, _ = nested(2)
     dense = torch.randn(4, 2, 5, 16)

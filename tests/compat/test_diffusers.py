@@ -79,6 +79,21 @@ def test_log_sum_exp_and_window():
     torch.testing.assert_close(out.float(), due, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("options", [{"return_lse": True}, {"window_size": (2, 0)}])
+def test_autocast(options):
+    query, key, value = (x.float() for x in operands(seqlen_k=6))
+    cast = [x.bfloat16() for x in (query, key, value)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = compat.attention(query, key, value, **options)
+    torch.testing.assert_close(found, compat.attention(*cast, **options), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("window_size", [2, (2,), (1, 1, 1), None])
+def test_a_window_is_a_pair(window_size):
+    with pytest.raises(ValueError, match=r"window_size is .*, allowed: a pair"):
+        compat.attention(*operands(), window_size=window_size)
+
+
 def test_what_is_left_to_torch():
     """float32: the native backend's very numbers."""
     query, key, value = operands(dtype=torch.float32)

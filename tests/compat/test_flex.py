@@ -277,6 +277,16 @@ def test_recognised_scores(score, mask, due):
     assert options(score, mask).options.keys() == due
 
 
+@pytest.mark.parametrize("cap", [4096.0, 5000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_softcap_beyond_that_of_attention_is_computed(cap, dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 16, dtype=dtype) * 30 for _ in range(3))
+    masked = lambda s, b, h, q, k: torch.where(q >= k, cap * torch.tanh(s / cap), -float("inf"))  # noqa: E731
+    for score in (lambda s, b, h, q, k: cap * torch.tanh(s / cap), masked):
+        assert_equal(*both(q, k, v, score, None), 1e-3)
+
+
 @pytest.mark.parametrize("score", ["alibi", "alibi, symmetric"])
 def test_alibi_of_other_lengths(score):
     """Slopes of `attention` count from key q + Sk - Sq, which the mask may go beyond."""

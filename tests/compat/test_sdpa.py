@@ -281,6 +281,37 @@ def test_leaves_other_numbers_of_value_heads_to_torch():
     assert torch.equal(result, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
 
 
+@pytest.mark.parametrize("leading", [((2,), (), ()), ((2,), (2,), ()), ((1,), (), ())])
+def test_operands_of_fewer_dimensions_broadcast(leading):
+    """Also where a batch of theirs has the size of the first dimension."""
+    q, k, v = (torch.randn(*more, 2, 4, 5, 8).bfloat16() for more in leading)
+    assert sdpa.why_not(q, k, v) is None
+    result = sdpa.scaled_dot_product_attention(q, k, v)
+    assert_equal(result, expected(q, k, v), torch.bfloat16)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4), (0, 3, 1, 2, 4)])
+@pytest.mark.parametrize("mapped", [(0, 0, 0), (None, 0, None), (0, None, None)])
+def test_vmap(order, mapped):
+    """Also of a query whose memory has another order: its result is laid out as it is."""
+    each = [torch.randn(3, 2, 4, 7, 16).permute(order).bfloat16() for _ in range(3)]
+    each = [x.contiguous().permute([order.index(i) for i in range(5)]) for x in each]
+    given = [x if by == 0 else x[0] for x, by in zip(each, mapped)]
+    result = torch.vmap(sdpa.scaled_dot_product_attention, mapped)(*given)
+    for i in range(3):
+        one = [x[i] if by == 0 else x for x, by in zip(given, mapped)]
+        assert_equal(result[i], expected(*one), torch.bfloat16)
+
+
+@pytest.mark.parametrize("scale", [1e39, float("inf"), float("nan")])
+def test_leaves_scales_that_float32_lacks_to_torch(scale):
+    q = torch.randn(1, 2, 4, 8).bfloat16()
+    assert sdpa.why_not(q, q, q, scale=scale) == "scale is beyond float32"
+    result = sdpa.scaled_dot_product_attention(q, q, q, scale=scale)
+    due = F.scaled_dot_product_attention(q, q, q, scale=scale)
+    torch.testing.assert_close(result, due, equal_nan=True)
+
+
 def test_leaves_arrays_to_torch():
     q = half(2, 3, 4, 8)
     assert sdpa.why_not(q, q.numpy(), q) == "an argument is not a tensor"

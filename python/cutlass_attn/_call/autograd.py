@@ -139,10 +139,12 @@ class Differentiable:
         needs_gradient = self._needs_gradient(q, k, v, options)
         out = options.pop("out", None)
         return_lse = options.get("return_lse", False)
-        options["return_lse"] = return_lse or needs_gradient or _is_transformed()
+        options["return_lse"] = return_lse or needs_gradient or torch_library.is_transformed()
         args = self.schema.arguments(q=q, k=k, v=v, **options)
         result, lse, max_logit = (
-            _Transformed.apply(self, *args) if _is_transformed() else self.forward(*args)
+            _Transformed.apply(self, *args)
+            if torch_library.is_transformed()
+            else self.forward(*args)
         )
         result = torch_library.copied(result, out)
         more = (lse,) if return_lse else ()
@@ -309,12 +311,6 @@ class _TransformedGradients(torch.autograd.Function):
         return ctx.function.refuse(ctx)
 
 
-def _is_transformed() -> bool:
-    """Whether this is within torch.func.grad, torch.vmap or alike, and not under torch.compile."""
-    is_compiling = torch.compiler.is_compiling()
-    return not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def _keep(
     ctx: Any,
     function: Differentiable,
@@ -368,7 +364,7 @@ def _by_operator(
     given = function.schema.arguments(q=q, k=k, v=v, **options)
     of_all = [*wanted, *[False] * (len(_INPUTS) - len(wanted))]
     args = (grad_out, grad_lse, out, lse, of_all, *given)
-    if _is_transformed():
+    if torch_library.is_transformed():
         grads = _TransformedGradients.apply(function, *args)
     else:
         grads = function.backward(*args)

@@ -12,6 +12,18 @@ from .call import SIGNATURES, P
 
 R = TypeVar("R")
 
+
+def refuse_nested(q: Any, lacking: dict[str, Any]) -> None:
+    """Raises ValueError if q is a nested tensor, which has none of these options.
+
+    lacking: names of options that are given, and what is allowed.
+    """
+    if not getattr(q, "is_nested", False):
+        return
+    for name, default in lacking.items():
+        raise ValueError(f"nested tensors have no {name}; allowed: {default!r}")
+
+
 _SCALE = "softmax_scale, the factor of q @ k^T"
 _LSE = "return_lse, which returns the log-sum-exp; the weights themselves are never in memory"
 _WINDOW = "window=(left, right); None or -1 is no limit"

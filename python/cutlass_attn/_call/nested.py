@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from . import serving_operator, torch_library
+from .keywords import refuse_nested
 
 # Options of `attention` that `attention_varlen` does not have.
 _LACKING = {
@@ -31,7 +32,7 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     for name, default in _LACKING.items():
         given = options.pop(name, default)
         if given is not default and (default is None or given != default):
-            raise ValueError(f"nested tensors have no {name}; allowed: {default!r}")
+            refuse_nested(q, {name: default})
     if layout == "bhsd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     elif layout != "bshd":

@@ -13,6 +13,7 @@ from .keywords import refusal
 _TYPES = {
     "Array": "Tensor",
     "Array | None": "Tensor?",
+    "Array | Sequence[int] | int | None": "Tensor?",
     "Window": "SymInt[]?",
     "bool": "bool",
     "float": "Scalar",

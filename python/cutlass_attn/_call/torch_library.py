@@ -197,6 +197,12 @@ def must_see(x: torch.Tensor) -> bool:
     return type(x) is not ARRAY or x.is_neg()
 
 
+def is_transformed() -> bool:
+    """Whether this is within torch.func.grad, torch.vmap or alike, and not under torch.compile."""
+    is_compiling = torch.compiler.is_compiling()
+    return not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str] = ()) -> bool:
     """Whether one of `inputs` requires a gradient.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Function = Callable[..., Any]
+_MAX_SOFTCAP = 4096.0  # of the option, except in float64: kernels/runtime/check.cpp
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def translate(
             score = scores.split(graph)
         except UnsupportedModError:
             is_known = False
+        if score.softcap > _MAX_SOFTCAP and query.dtype != torch.float64:  # the option refuses it
+            score, is_known = scores.Score(), False
     for node in score.masks:
         assert graph is not None
         own, rest = masks.split(graph, node)

@@ -83,8 +83,8 @@ def attention(
 
     Raises:
         NotImplementedError: with _parallel_config: dropout; in a ring a mask or a window.
-        ValueError: return_lse or window_size with a call that `compat.sdpa.why_not` names, or a
-            window together with is_causal.
+        ValueError: window_size is no pair; return_lse or window_size with a call that
+            `compat.sdpa.why_not` names, or a window together with is_causal.
     """
     if _parallel_config is not None:
         from diffusers.models.attention_dispatch import _templated_context_parallel_attention
@@ -107,9 +107,14 @@ def attention(
     operands = [x.transpose(1, 2) for x in (query, key, value)]
     arguments: Any = (*operands, attn_mask, dropout_p, is_causal)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(
+            f"window_size is {window_size!r}, allowed: a pair, the keys before and after a query's"
+        )
     windowed = any(side is not None and side >= 0 for side in window_size)
     if not (return_lse or windowed):
         return sdpa.scaled_dot_product_attention(*arguments, **options).transpose(1, 2)
+    arguments = (*sdpa.autocast(*operands, attn_mask), dropout_p, is_causal)
     call = sdpa.translate(*arguments, **options)
     if isinstance(call, str):
         raise ValueError(f'backend "cutlass_attn" has no return_lse or window_size here: {call}')

@@ -27,7 +27,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 import cutlass_attn
-from cutlass_attn._call.torch_library import autocast
+from cutlass_attn._call.torch_library import autocast, is_transformed
 
 from ._flash_impl import register_flash_impl
 from ._translate import float_mask, mask_or_bias, top_left_causal
@@ -39,6 +39,7 @@ _logger = logging.getLogger("cutlass_attn")
 _DTYPES = (torch.float16, torch.bfloat16)
 _MASK_DTYPES = (torch.bool, torch.float32)  # in addition to query's dtype
 _MAX_HEAD_DIM = 512
+_MAX_SCALE = torch.finfo(torch.float32).max
 _HAVE_BACKWARD = {
     (x.device, getattr(torch, x.dtype)) for x in cutlass_attn.variants("backward") if x.automatic
 }
@@ -169,6 +170,8 @@ def translate(
         return "attn_mask and is_causal are both given"
     if not 0 <= dropout_p <= 1:
         return "dropout_p is not within 0 to 1"
+    if scale is not None and not -_MAX_SCALE <= scale <= _MAX_SCALE:
+        return "scale is beyond float32"
     sizes = [tuple(x.shape) for x in tensors[:3]]  # once: each access makes a torch.Size
     (*_, seqlen_q, head_dim), (*_, keys, head_dim_k), (*_, seqlen_k, head_dim_v) = sizes
     if head_dim_k != head_dim or keys != seqlen_k:
@@ -205,7 +208,9 @@ def translate(
         options |= causal
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if len(shape) == query.dim() == 4 and (order := _order(query)) != (0, 1, 2, 3):
+    is_4d = len(shape) == query.dim() == 4
+    # torch.vmap maps no tensor that is made here.
+    if is_4d and (order := _order(query)) != (0, 1, 2, 3) and not is_transformed():
         options["out"] = torch.empty_permuted(shape, order, dtype=q.dtype, device=q.device)
     return Call((q, k, v), options, shape)
 
@@ -249,7 +254,7 @@ def _with_batch(
     x: torch.Tensor, size: tuple[int, ...], batch: Sequence[int], heads: int
 ) -> torch.Tensor:
     """x as (batch, heads, S, D); copied only if `batch` has several dimensions."""
-    if len(size) == 4 and size[0] == batch[0] and size[1] == heads:
+    if len(size) == 4 and len(batch) == 1 and size[0] == batch[0] and size[1] == heads:
         return x
     x = x.expand(*batch, heads, *size[-2:])
     return x if len(batch) == 1 else x.reshape(math.prod(batch), heads, *size[-2:])
