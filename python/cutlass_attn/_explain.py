@@ -190,6 +190,8 @@ explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
 )
 # Options that do not change which kernel runs, or that the reasons mention anyway.
 _NOT_NAMED = {"return_lse", "out", "kernel", "verify", "validate", "rng_state"}
+# Arrays that may have another dtype than q, on which the kernel then depends.
+_OF_SOME_DTYPE = {"bias", "k", "v", "k_cache", "v_cache"}
 
 
 def _words(call: Call, function: str) -> Iterator[str]:
@@ -201,9 +203,14 @@ def _words(call: Call, function: str) -> Iterator[str]:
         if name in _NOT_NAMED:
             continue
         if shape := getattr(value, "shape", ()):
-            yield f"{name} {tuple(shape)}"
+            dtype = _dtype(value) if name in _OF_SOME_DTYPE else ""
+            yield f"{name} {tuple(shape)}{f' {dtype}' * (dtype not in ('', _dtype(call.q)))}"
         elif value != parameter.default:
             yield name if value is True else f"{name} {value}"
+
+
+def _dtype(x: Any) -> str:
+    return str(getattr(x, "dtype", "")).removeprefix("torch.")
 
 
 def _is_present(where: Device) -> bool:

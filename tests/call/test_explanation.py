@@ -78,6 +78,20 @@ def test_text_for_a_hopper_gpu_without_nvrtc(no_nvrtc):
     assert "sm90" in line.partition(":")[0].strip().split(", ")
 
 
+def test_dtypes_are_named_where_they_differ_from_q():
+    q, k, v = qkv()
+    shape = (1, 8, 512, 512)
+    for dtype, text in ((torch.bfloat16, ""), (torch.float32, " float32")):
+        bias = torch.empty(shape, dtype=dtype, device="meta")
+        call = explain(q, k, v, bias=bias, device="sm_90").call
+        assert call.endswith(f", bias {shape}{text}")
+    cache = torch.empty(2, 512, 2, 64, dtype=torch.float8_e4m3fn, device="meta")
+    lengths = torch.empty(2, dtype=torch.int32, device="meta")
+    given = {"cache_seqlens": lengths, "k_scale": 1.0, "v_scale": 1.0}
+    found = explain(q[:, :, 0][:, None], cache, cache, **given, device="sm_90")
+    assert f"k_cache {tuple(cache.shape)} float8_e4m3fn, v_cache" in found.call
+
+
 def test_text_of_a_refused_call():
     explanation = explain(*qkv(dtype=torch.float64), device="sm_89")
     lines = str(explanation).splitlines()
