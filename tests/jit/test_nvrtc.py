@@ -26,12 +26,6 @@ def nvrtc():
     return jit._compiler()
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Compiles in half of the time, to code that nobody looks at. NVRTC from 12.8 on has it."""
-    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--Ofast-compile=max"))
-
-
 # Kernels by what they are made of, and the GPU's architecture.
 CLASSES = [
     [("scalar/vectorized", "sm_89")],
@@ -76,7 +70,7 @@ COMPILED_BY = [
 
 
 @pytest.mark.parametrize(("kernel", "arch", "folder"), COMPILED_BY)
-def test_a_kernel_of_each_class_compiles(nvrtc, quick, kernel, arch, folder):
+def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, folder):
     if folder:
         nvrtc = of_wheels(folder)
     keys = [key for key in jit.units() if key.startswith((f"{kernel}/f16/", f"{kernel}/bf16/"))]
@@ -140,7 +134,7 @@ COMPOSED += pairwise(
 
 
 @pytest.mark.parametrize("row", COMPOSED, ids=lambda row: "-".join(str(x) for x in row.values()))
-def test_composed_scores_compile(nvrtc, quick, row):
+def test_composed_scores_compile(nvrtc, row):
     terms = {term for term in TERMS if row.get(term)} | ({"bias", "mask"} & set(words_of(row)))
     if "mask" in terms:
         terms.discard("chunk")  # it is part of the mask's map
@@ -175,7 +169,7 @@ BACKWARD = [
 
 
 @pytest.mark.parametrize("row", BACKWARD, ids=lambda row: "-".join(str(x) for x in row.values()))
-def test_composed_scores_of_backward_passes_compile(nvrtc, quick, row):
+def test_composed_scores_of_backward_passes_compile(nvrtc, row):
     kernel, arch = row["kernel"], row["arch"]
     terms = [term for term in ("softcap", "alibi") if row[term]]
     terms += [f"pair{term}" for term in ("bias", "mask") if term in kernel.split("_")]
